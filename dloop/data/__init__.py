@@ -1,0 +1,1 @@
+"""Conversations, templates, masks, the training loader and the benchmarks; no model inside."""

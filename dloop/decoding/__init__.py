@@ -1,0 +1,1 @@
+"""The decode loop, its gate and the target behind it."""

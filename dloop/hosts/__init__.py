@@ -1,0 +1,1 @@
+"""Draft-model families: network, checkpoint format, drafter and objective, one file each."""

@@ -1,0 +1,1 @@
+"""Result files: schema, metrics, provenance, atomic writing; imports no torch."""

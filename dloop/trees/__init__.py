@@ -1,0 +1,1 @@
+"""Draft trees: plain data and algorithms, no model inside."""
