@@ -1,0 +1,146 @@
+"""The contract every draft-model family fulfils, and the words both engines use to talk to it.
+
+A *host* knows how to recognise, load and save one public checkpoint format, and hands out a *drafter* for decoding and
+an *objective* for training. It knows neither the decode loop nor the trainer. Shape letters: B batch, S sequence,
+D hidden size, F concatenated tap features, T drafts a stage, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dloop.data.loader import Batch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What one drafting stage proposes below its root.
+
+    `chain` are the host's greedy tokens [T] (host integers), `log_probs` their log-probabilities after the host's own
+    logit corrections, in float32. Both arrive in one packed read of the device.
+    """
+
+    chain: list[int]
+    log_probs: list[float]
+
+    @property
+    def gate_sum(self) -> float:
+        """Summed log-probability of the chain in nats: the quantity the gate looks at."""
+        return sum(self.log_probs)
+
+    def subtree(self, budget: int) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the nodes below the segment's root; parent -1 is that root. Budget 0 is the chain."""
+        if budget:
+            raise NotImplementedError("this host drafts chains only")
+        return self.chain, list(range(-1, len(self.chain) - 1))
+
+
+class Drafter(Protocol):
+    """A host at decode time, batch 1; owns its draft-side cache."""
+
+    stage_length: int
+    """Most tokens a stage drafts (T)."""
+
+    def reset(self, capacity: int) -> None:
+        """Forget everything and make room for `capacity` committed tokens."""
+
+    def begin(self, features: Tensor, root: int) -> None:
+        """Take the committed target features [n, F] that arrived since the last round; `root` anchors the round."""
+
+    def first_stage(self) -> Segment:
+        """Draft behind the root."""
+
+    def next_stage(self) -> Segment:
+        """Draft one more stage behind the chain of the last segment."""
+
+    def end(self) -> None:
+        """Forget everything the stages wrote that the target has not confirmed."""
+
+
+@dataclass(frozen=True)
+class ObjectiveOptions:
+    """Training settings an objective may need; a host refuses what it has no use for."""
+
+    num_anchors: int = 512
+    loss_decay_gamma: float | None = None
+    dloop_max_stage: int = 3
+    dloop_loss_weight: float | None = None
+    attention_backend: str = "sdpa"
+    seed: int = 42
+
+
+@dataclass(frozen=True)
+class TargetOutputs:
+    """What the frozen target says about a training batch.
+
+    `states` maps a tap name (a submodule path below the target's decoder, as `layers.9` or `norm`) to its output
+    [B, S, D]; `position_offset_B` is what was added to each sample's rotary positions.
+    """
+
+    states: Mapping[str, Tensor]
+    position_offset_B: Tensor
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One micro-step's loss: `total` is differentiated; `ratios` maps a metric to (numerator, denominator), both
+    detached scalars, so that means over ranks and steps are sums of numerators over sums of denominators."""
+
+    total: Tensor
+    ratios: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class Objective(nn.Module, ABC):
+    """A host at training time. Its parameters that require gradients are exactly the draft's."""
+
+    taps: tuple[str, ...]
+    """Submodule paths of the target whose outputs the loss needs."""
+
+    @abstractmethod
+    def forward(self, batch: Batch, outputs: TargetOutputs, step: int) -> Loss:
+        """Loss of one micro-batch at optimizer step `step` (from 0). Always connected to every parameter."""
+
+
+class Host(ABC):
+    """One draft-model family with one checkpoint loaded."""
+
+    name: ClassVar[str]
+    network: nn.Module
+    """The trainable draft."""
+    taps: tuple[str, ...]
+    """Submodule paths of the target this draft listens to when decoding, in the order of its features."""
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, config: Mapping[str, Any], keys: Collection[str]) -> bool:
+        """Whether a checkpoint with this `config.json` and these tensor names belongs to the family."""
+
+    @classmethod
+    @abstractmethod
+    def load(
+        cls, config: dict[str, Any], tensors: dict[str, Tensor] | None, *, dtype: torch.dtype, device: torch.device
+    ) -> Host:
+        """Build the draft from a checkpoint, strictly; with `tensors` None, from scratch (seeded by the caller)."""
+
+    @abstractmethod
+    def check_target(self, target: nn.Module) -> None:
+        """Raise a UserError when this draft cannot belong to `target`."""
+
+    @abstractmethod
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write `config.json` and `model.safetensors` into the existing `folder`, in the host's own format."""
+
+    @abstractmethod
+    def drafter(self, target: nn.Module) -> Drafter:
+        """The host at decode time, beside `target` (its embedding and its head)."""
+
+    @abstractmethod
+    def objective(self, target: nn.Module, options: ObjectiveOptions) -> Objective:
+        """The host at training time, beside the frozen `target`."""
