@@ -1,8 +1,8 @@
 """Conversations on disk: which bytes are a row, and which messages a row holds.
 
 One reader for every stage: lines as bytes, rows as objects, messages in one normal form, and one reason code
-for each way a row can be unusable. It knows neither chat templates nor tokenizers, and it never drops a row by
-itself: callers decide whether a `RowError` skips, counts or stops. Check a file with
+for each way a row can be unusable. It knows neither chat templates nor tokenizers, and it never drops a row
+by itself: callers decide whether a `RowError` skips, counts or stops. Check a file with
 `python -m dloop.data.check FILE`.
 """
 
@@ -35,7 +35,7 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class RowError(Exception):
-    """An unusable row: a reason code (`not_utf8`, `no_user`, ...) and, where one message is to blame, its place."""
+    """An unusable row: a reason code (`not_utf8`, ...) and, where one message is to blame, its position."""
 
     def __init__(self, reason: str, position: int | None = None) -> None:
         super().__init__(reason if position is None else f"{reason} at message {position}")
@@ -46,8 +46,8 @@ class RowError(Exception):
 def iter_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """The rows of a JSONL file as (0-based line number, bytes); blank lines are counted but not yielded.
 
-    Only LF ends a line: U+2028, U+2029 and U+0085 may stand inside strings. A byte-order mark at the start of the
-    file and a CR at the end of a line are removed.
+    Only LF ends a line: U+2028, U+2029 and U+0085 may stand inside strings. A byte-order mark at the start of
+    the file and a CR at the end of a line are removed.
     """
     with open(path, "rb") as file:
         for number, raw in enumerate(file):
@@ -100,11 +100,12 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def normalise(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """The messages of a row as `{"role", "content", ...}`: role user, assistant, system or tool, content a text.
+    """The messages of a row as `{"role", "content", ...}`.
 
-    Both spellings are read (`role`/`content`, `from`/`value`). Raises `RowError` with `status`,
-    `missing_conversations`, `empty_conversations`, `bad_message`, `unsupported_role` or
-    `unsupported_content`. The order of roles is not judged here, see `require_user`.
+    Roles are user, assistant, system and tool; content is a text. Both spellings are read (`role`/`content`,
+    `from`/`value`). Raises `RowError` with `status`, `missing_conversations`, `empty_conversations`,
+    `bad_message`, `unsupported_role` or `unsupported_content`. The order of roles is not judged here, see
+    `require_user`.
     """
     if row.get("status", "success") != "success":
         raise RowError("status")

@@ -1,7 +1,8 @@
 """Rows of a data set on the Hugging Face hub, or of a mirror of it on disk.
 
-The one place that talks to the hub about data sets. It resolves the revision first, so that results can record which
-one they saw, and says plainly when the hub cannot be reached. It knows nothing about prompts or benchmarks.
+The one place that talks to the hub about data sets. It resolves the revision first, so that results can
+record which one they saw, and says plainly when the hub cannot be reached. It knows nothing about prompts or
+benchmarks.
 Environment: `DLOOP_HUB_MIRROR` names a folder with `<owner>/<name>/` folders, each laid out as the data set's
 repository; `HF_HUB_OFFLINE=1` reads the library's own cache; `HF_ENDPOINT` is another hub.
 """
@@ -31,7 +32,7 @@ def load_hub_rows(
 ) -> tuple[Sequence[dict[str, Any]], str | None]:
     """The rows of one split (memory-mapped, with `len` and indexing) and the revision they come from.
 
-    `files` names JSON-lines files of the repository to be read in this order instead of its own split; `split` is
+    `files` names JSON-lines files of the repository, read in this order instead of its own split; `split` is
     then only a label. The revision is the commit hash, None where a mirror or a bare cache does not tell it.
     Raises `UserError` if the hub, the data set, the configuration or a file cannot be had.
     """
@@ -47,7 +48,8 @@ def _mirror_folder(mirror: Path, hub_id: str) -> Path:
     folder = mirror / hub_id
     if not folder.is_dir():
         raise UserError(
-            f"{MIRROR_VARIABLE} is {mirror}, but that folder holds no {hub_id}/: copy the files of the data set there"
+            f"{MIRROR_VARIABLE} is {mirror}, but that folder holds no {hub_id}/: "
+            "copy the files of the data set's repository there"
         )
     return folder
 
@@ -68,7 +70,8 @@ def _resolve(hub_id: str, revision: str | None) -> str | None:
     # The transport's exceptions belong to whichever HTTP library the installed huggingface_hub was built on.
     except Exception as error:
         raise UserError(
-            f"the hub at {constants.ENDPOINT} cannot be reached for {hub_id} ({type(error).__name__}: {error}): {_ADVICE}"
+            f"the hub at {constants.ENDPOINT} cannot be reached for {hub_id} "
+            f"({type(error).__name__}: {error}): {_ADVICE}"
         ) from error
 
 
@@ -110,7 +113,7 @@ def _local_file(source: str, name: str, revision: str | None) -> str:
 
 
 def _revision_of(rows: Any) -> str | None:
-    """The commit hash in the addresses the rows were downloaded from, as the library's cache remembers them."""
+    """The commit hash in the addresses the rows came from, as the library's cache remembers them."""
     addresses = rows.info.download_checksums or {}
     hashes = {match[1] for address in addresses if (match := re.search(r"@([0-9a-f]{40})/", address))}
     return hashes.pop() if len(hashes) == 1 else None
