@@ -1,0 +1,1 @@
+"""What the block drafters share: configuration, backbone, drafter with loop stages, packed training stages."""

@@ -1,0 +1,101 @@
+"""Drafting with a block drafter: the host's stage, loop stages behind it, and the rollback after verification.
+
+A stage runs the block [anchor, MASK, ...] over the cached context. A loop stage sees, besides the target's features
+before the root, the draft's own states of the tokens drafted since (one row a token, at the token's position; the
+root's position stays a hole, since neither the target nor the draft has a state for it). Everything the stages wrote
+beyond the target's features is dropped when the round ends.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dloop.hosts.block.network import BlockBackbone
+from dloop.hosts.host import Segment
+from dloop.hosts.kv_cache import KVCache
+from dloop.hosts.target_model import embedding, head
+
+
+class BlockDrafter(ABC):
+    """Batch 1. `first_draft_row` is the block row whose output predicts the first token behind the anchor."""
+
+    first_draft_row: int
+
+    def __init__(self, network: BlockBackbone, target: nn.Module) -> None:
+        config = network.config
+        self.network, self.embed, self.head = network, embedding(target), head(target)
+        self.device = self.embed.weight.device
+        self.stage_length = config.block_size - self.first_draft_row
+        self.cache = KVCache(config.layers, config.kv_heads, config.head_dim, network.fc.weight.dtype, self.device)
+        self._mask_ids = torch.full((config.block_size,), config.mask_token_id, device=self.device)
+
+    @abstractmethod
+    def propose(self, rows_TD: Tensor, anchor: int) -> Segment:
+        """The host's greedy chain from the block's draft rows, after its own logit corrections."""
+
+    def reset(self, capacity: int) -> None:
+        """Empty the cache and make room for `capacity` committed tokens and one block behind them."""
+        self.cache.rollback(0)
+        self.cache.reserve(capacity + self.network.config.block_size)
+
+    def begin(self, features: Tensor, root: int) -> None:
+        """Take features [n, F] of the positions behind the cached ones; `root` stands right behind them."""
+        self._context = self.network.context(features)
+        self._chain = [root]
+        self._root_position = self.cache.length + len(features)
+        self._bank = features.new_empty(0, self.network.config.hidden_size)
+
+    def first_stage(self) -> Segment:
+        """The host's own block behind the root."""
+        return self._stage(self._context, first_position=self.cache.length)
+
+    def next_stage(self) -> Segment:
+        """A loop stage behind the last drafted token."""
+        cached = self.cache.length - self._root_position
+        # The newest token is the block's first row, so its state stays out until a later stage.
+        fresh = self._bank[cached : len(self._chain) - 2]
+        return self._stage(self.network.loop_context(fresh), first_position=self._root_position + 1 + cached)
+
+    def end(self) -> None:
+        """Keep the target's features alone."""
+        self.cache.rollback(self._root_position)
+
+    def _stage(self, context_CD: Tensor, first_position: int) -> Segment:
+        anchor_position = self._root_position + len(self._chain) - 1
+        hidden_RD = self._run_block(context_CD, first_position, anchor_position)
+        rows_TD = hidden_RD[self.first_draft_row :]
+        self._bank = torch.cat((self._bank, rows_TD))
+        segment = self.propose(rows_TD, self._chain[-1])
+        self._chain += segment.chain
+        return segment
+
+    def _run_block(self, context_CD: Tensor, first_position: int, anchor_position: int) -> Tensor:
+        block_ids = self._mask_ids.clone()
+        block_ids[0] = self._chain[-1]
+        positions = torch.cat(
+            (
+                torch.arange(first_position, first_position + len(context_CD), device=self.device),
+                torch.arange(anchor_position, anchor_position + len(block_ids), device=self.device),
+            )
+        )
+        self.cache.reserve(self.cache.length + len(positions))
+        hidden_BRD = self.network(self.embed(block_ids)[None], context_CD[None], positions[None], self._attend)
+        self.cache.advance(len(context_CD))
+        return hidden_BRD[0]
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.cache.write(layer, k, v)
+        return F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+
+
+def read_chain(logits_TV: Tensor) -> Segment:
+    """Greedy tokens and their float32 log-probabilities, brought to the host in one packed read."""
+    logits_TV = logits_TV.float()
+    best, tokens = logits_TV.max(dim=-1)
+    packed = torch.stack((tokens.double(), (best - logits_TV.logsumexp(dim=-1)).double()))
+    chain, log_probs = packed.tolist()
+    return Segment([int(token) for token in chain], log_probs)

@@ -1,0 +1,81 @@
+"""The part of the host contract that is the same for every block drafter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dloop.cli import UserError
+from dloop.hosts.block.config import BlockConfig, read_block_config
+from dloop.hosts.block.drafter import BlockDrafter
+from dloop.hosts.block.network import BlockBackbone
+from dloop.hosts.block.objective import BlockObjective
+from dloop.hosts.checkpoint_files import load_strictly, write_checkpoint
+from dloop.hosts.host import Host, ObjectiveOptions
+from dloop.hosts.target_model import embedding
+
+
+class BlockHost(Host):
+    """One block drafter with its checkpoint; a family names its classes and its recognition rule."""
+
+    network_class: ClassVar[type[BlockBackbone]] = BlockBackbone
+    drafter_class: ClassVar[type[BlockDrafter]]
+    objective_class: ClassVar[type[BlockObjective]]
+    network: BlockBackbone
+
+    def __init__(self, raw: dict[str, Any], network: BlockBackbone) -> None:
+        self.raw, self.network = raw, network
+        self.taps = network.config.taps
+
+    @classmethod
+    def load(
+        cls, config: dict[str, Any], tensors: dict[str, Tensor] | None, *, dtype: torch.dtype, device: torch.device
+    ) -> BlockHost:
+        network = cls.network_class(read_block_config(config))
+        if tensors is None:
+            network.initialise()
+        else:
+            load_strictly(network, tensors, f"{cls.name} draft")
+        return cls(config, network.to(device, dtype))
+
+    def check_target(self, target: nn.Module) -> None:
+        config: BlockConfig = self.network.config
+        rows, hidden = embedding(target).weight.shape
+        layers = target.config.get_text_config().num_hidden_layers
+        for what, ours, theirs in (
+            ("hidden size", config.hidden_size, hidden),
+            ("number of target layers", config.num_target_layers, layers),
+            ("vocabulary", rows if config.vocab_size is None else config.vocab_size, rows),
+        ):
+            if ours != theirs:
+                raise UserError(
+                    f"the draft was made for a target with {what} {ours}, this target has {theirs}; "
+                    "choose the target that the draft was trained on"
+                )
+        if not 0 <= config.mask_token_id < rows:
+            raise UserError(
+                f"the draft's mask token {config.mask_token_id} lies outside the target's {rows} embedding rows"
+            )
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        name = str(dtype).removeprefix("torch.")
+        tensors = {key: value.detach().to("cpu", dtype) for key, value in self.network.state_dict().items()}
+        write_checkpoint(folder, {**self.raw, "dtype": name}, tensors)
+
+    def drafter(self, target: nn.Module) -> BlockDrafter:
+        self.check_target(target)
+        return self.drafter_class(self.network, target)
+
+    def objective(self, target: nn.Module, options: ObjectiveOptions) -> BlockObjective:
+        self.check_target(target)
+        return self.objective_class(self.network, target, options)
+
+    def refuse(self, options: ObjectiveOptions, *, because: str, **unused: object) -> None:
+        """Raise when an option this family has no use for was given a value other than its neutral one."""
+        for name, neutral in unused.items():
+            if getattr(options, name) != neutral:
+                flag = "--" + name.replace("_", "-")
+                raise UserError(f"{flag} {getattr(options, name)} has no effect on {self.name}: {because}; leave it out")

@@ -1,0 +1,142 @@
+"""The backbone of the block drafters: a Qwen3-style decoder that also reads keys and values from context features.
+
+Architecture and tensor names: z-lab/dflash:dflash/model.py. It owns neither embedding nor head and builds no mask;
+how queries meet keys is the caller's `attend` (a cache when decoding, a packed mask when training).
+
+Shape letters: B batch, Q query rows, C context rows, K = C + Q, D hidden, F concatenated taps, H heads, G key/value
+heads, E head dimension, N anchors, R rows of a block, T drafts a stage, S sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dloop.hosts.block.config import BlockConfig
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [B, H, Q, E], keys [B, G, K, E], values [B, G, K, E]) -> [B, H, Q, E]."""
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last axis, in float32 inside, weighted after the cast back (as Qwen3)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps).to(x.dtype)
+
+
+def rotary_tables(positions_BK: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [B, 1, K, E] of the half-split rotary embedding, computed in float32."""
+    steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_BK.device)
+    angles = positions_BK.float()[..., None] * theta ** (-steps / head_dim)
+    angles = torch.cat((angles, angles), dim=-1)[:, None]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply the rotary embedding to [B, heads, K, E]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class BlockAttention(nn.Module):
+    """Attention of block rows over context rows and block rows; the same projections serve both."""
+
+    def __init__(self, config: BlockConfig, layer: int) -> None:
+        super().__init__()
+        d, e, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.layer, self.head_dim = layer, e
+        self.q_proj = nn.Linear(d, config.heads * e, bias=bias)
+        self.k_proj = nn.Linear(d, config.kv_heads * e, bias=bias)
+        self.v_proj = nn.Linear(d, config.kv_heads * e, bias=bias)
+        self.o_proj = nn.Linear(config.heads * e, d, bias=bias)
+        self.q_norm = RMSNorm(e, config.rms_norm_eps)
+        self.k_norm = RMSNorm(e, config.rms_norm_eps)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim))
+
+    def forward(self, rows_BQD: Tensor, context_BCD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        source_BKD = torch.cat((context_BCD, rows_BQD), dim=1)
+        queries = rows_BQD.shape[1]
+        q = self.q_norm(self._split(self.q_proj(rows_BQD))).transpose(1, 2)
+        k = self.k_norm(self._split(self.k_proj(source_BKD))).transpose(1, 2)
+        v = self._split(self.v_proj(source_BKD)).transpose(1, 2)
+        q = rotate(q, cos[:, :, -queries:], sin[:, :, -queries:])
+        out_BHQE = attend(self.layer, q, rotate(k, cos, sin), v)
+        return self.o_proj(out_BHQE.transpose(1, 2).flatten(-2))
+
+
+class GatedMLP(nn.Module):
+    """silu(gate) * up, then down."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class BlockLayer(nn.Module):
+    """Pre-norm layer. Context rows are keys and values only: no input norm, no residual, never updated."""
+
+    def __init__(self, config: BlockConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = BlockAttention(config, layer)
+        self.mlp = GatedMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, rows_BQD: Tensor, context_BCD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        rows_BQD = rows_BQD + self.self_attn(self.input_layernorm(rows_BQD), context_BCD, cos, sin, attend)
+        return rows_BQD + self.mlp(self.post_attention_layernorm(rows_BQD))
+
+
+class BlockBackbone(nn.Module):
+    """Fuses tapped target states into context rows and turns block rows into draft hidden states."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(len(config.target_layers) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(BlockLayer(config, layer) for layer in range(config.layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def initialise(self) -> None:
+        """Random weights for training from scratch, from the global generator: normal matrices, unit norms."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=self.config.initializer_range)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def context(self, features: Tensor) -> Tensor:
+        """Context rows [..., D] of tapped target states [..., F]."""
+        return self.hidden_norm(self.fc(features))
+
+    def loop_context(self, hidden: Tensor) -> Tensor:
+        """Context rows of the draft's own states: what stands in for a target state that does not exist yet.
+
+        The post-norm output lives in the target's space already, so it enters behind `fc`, at the scale that
+        `hidden_norm` gives to target features (our reading of the paper's loop stages; see docs/method.md).
+        """
+        return self.hidden_norm(hidden)
+
+    def forward(self, rows_BQD: Tensor, context_BCD: Tensor, positions_BK: Tensor, attend: Attend) -> Tensor:
+        """Draft hidden states [B, Q, D] after the final norm; positions are those of context rows, then block rows."""
+        cos, sin = rotary_tables(positions_BK, self.config.head_dim, self.config.rope_theta, rows_BQD.dtype)
+        for layer in self.layers:
+            rows_BQD = layer(rows_BQD, context_BCD, cos, sin, attend)
+        return self.norm(rows_BQD)

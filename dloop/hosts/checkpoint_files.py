@@ -1,0 +1,102 @@
+"""Reading and writing draft checkpoints as files: `config.json` beside safetensors, local or on the hub.
+
+Knows no host. Code that a repository ships is never run and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dloop.cli import UserError
+
+_PREFIXES = ("draft_model.", "_orig_mod.", "model.")
+
+
+def resolve(source: str, revision: str | None = None) -> Path:
+    """The folder of a checkpoint: `source` itself when it is one, else the hub repository of that name."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=["*.json", "*.safetensors"]))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"{source!r} is neither a folder nor a hub repository that can be reached ({type(error).__name__}); "
+            "check the spelling, or download it first and give the folder"
+        ) from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The parsed `config.json` of a checkpoint folder (or of the file itself)."""
+    path = folder / "config.json" if folder.is_dir() else folder
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist; a checkpoint folder holds config.json") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} holds a {type(config).__name__}, a checkpoint's configuration is an object")
+    return config
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, from `model.safetensors` or the shards its index names, prefixes stripped."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        try:
+            tensors |= load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} cannot be read as safetensors ({error}); download it again") from error
+    return {_plain_name(name): tensor for name, tensor in tensors.items()}
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    raise UserError(f"{folder} holds neither model.safetensors nor its index; only safetensors are read")
+
+
+def _plain_name(name: str) -> str:
+    """The tensor name without what trainers and compilers put in front."""
+    while prefix := next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write `config.json` and `model.safetensors` into `folder`, which the caller renames into place."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def load_strictly(module: Any, tensors: dict[str, Tensor], what: str) -> None:
+    """Fill `module` with `tensors`; a missing, unexpected or misshapen one is a UserError that names them all."""
+    wanted = module.state_dict()
+    problems = [f"missing {name}" for name in sorted(wanted.keys() - tensors.keys())]
+    problems += [f"unexpected {name}" for name in sorted(tensors.keys() - wanted.keys())]
+    problems += [
+        f"{name} is {list(tensors[name].shape)}, expected {list(wanted[name].shape)}"
+        for name in sorted(wanted.keys() & tensors.keys())
+        if tensors[name].shape != wanted[name].shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:6]) + ("; ..." if len(problems) > 6 else "")
+        raise UserError(f"{what}: the tensors do not fit its configuration: {shown}")
+    module.load_state_dict(tensors)

@@ -1,0 +1,61 @@
+"""Preallocated keys and values with a length: rolling back is a change of the length, a tree commit is one gather.
+
+The draft side and the target side use the same class; nothing else in the project crops a cache.
+Shape letters: G key/value heads, E head dimension.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of all layers in one tensor [2, layers, 1, G, capacity, E]; rows below `length` are valid."""
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._shape = (2, layers, 1, kv_heads, 0, head_dim)
+        self.store = torch.empty(self._shape, dtype=dtype, device=device)
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit without moving the memory."""
+        return self.store.shape[-2]
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` in total. Grows by at least a quarter, keeping the valid rows; never shrinks."""
+        if rows <= self.capacity:
+            return
+        shape = list(self._shape)
+        shape[-2] = max(rows, self.capacity * 5 // 4)
+        grown = torch.empty(shape, dtype=self.store.dtype, device=self.store.device)
+        grown[..., : self.length, :] = self.store[..., : self.length, :]
+        self.store = grown
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put rows [1, G, R, E] behind the valid ones of one layer and return all rows up to them.
+
+        The length does not change: `advance` makes rows valid once all layers have written theirs.
+        """
+        end = self.length + keys.shape[-2]
+        self.store[0, layer, :, :, self.length : end] = keys
+        self.store[1, layer, :, :, self.length : end] = values
+        return self.store[0, layer, :, :, :end], self.store[1, layer, :, :, :end]
+
+    def advance(self, rows: int) -> None:
+        """Declare the next `rows` written rows valid."""
+        self.length += rows
+
+    def rollback(self, length: int) -> None:
+        """Forget everything behind the first `length` rows."""
+        self.length = length
+
+    def keep(self, start: int, rows: list[int]) -> None:
+        """Keep of the rows written at `start` and behind only those at offsets `rows` (ascending), packed at `start`."""
+        count = len(rows)
+        if rows != list(range(count)):
+            index = torch.tensor(rows, device=self.store.device) + start
+            # index_select copies before the write, so overlapping source and destination rows are safe.
+            self.store[..., start : start + count, :] = self.store.index_select(-2, index)
+        self.length = start + count

@@ -1,0 +1,41 @@
+"""Which host is this checkpoint? The one list of families, and loading through it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from dloop.cli import UserError
+from dloop.hosts.checkpoint_files import read_config, read_tensors, resolve
+from dloop.hosts.dflash import DFlashHost
+from dloop.hosts.host import Host
+
+HOSTS: tuple[type[Host], ...] = (DFlashHost,)
+"""Families in the order in which they are asked; the first that recognises a checkpoint has it."""
+
+
+def load_host(source: str, *, dtype: torch.dtype, device: torch.device, revision: str | None = None) -> Host:
+    """The draft in a folder or hub repository, recognised from its configuration and tensors, loaded strictly."""
+    folder = resolve(source, revision)
+    config, tensors = read_config(folder), read_tensors(folder)
+    return _family(config, list(tensors), source).load(config, tensors, dtype=dtype, device=device)
+
+
+def new_host(config_path: str, *, seed: int, dtype: torch.dtype, device: torch.device) -> Host:
+    """A draft from scratch: `config_path` is a `config.json` (or its folder); weights follow from `seed`."""
+    config = read_config(Path(config_path))
+    family = _family(config, [], config_path)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return family.load(config, None, dtype=dtype, device=device)
+
+
+def _family(config: dict[str, object], keys: list[str], source: str) -> type[Host]:
+    for family in HOSTS:
+        if family.recognises(config, keys):
+            return family
+    raise UserError(
+        f"{source} is no draft of a known family (architectures {config.get('architectures')}); "
+        f"known are {', '.join(family.name for family in HOSTS)}"
+    )

@@ -1,0 +1,103 @@
+"""The frozen target as both engines and all hosts see it: loading, embedding, head, and taps on its layers.
+
+Nothing here drives the target; decoding does that in `dloop/decoding/target.py`, training in `dloop/training/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dloop.cli import UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_target(
+    name: str, *, dtype: torch.dtype, device: torch.device, revision: str | None = None, attn: str = "sdpa"
+) -> nn.Module:
+    """The causal language model `name` (folder or hub repository), frozen, in evaluation mode on `device`.
+
+    Safetensors only, and code from the repository is never run.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, revision=revision, attn_implementation=attn, use_safetensors=True
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the target {name!r}: {_first_line(error)}") from error
+    return model.to(device).eval().requires_grad_(False)
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
+    """The tokenizer stored beside the target `name`."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot load a tokenizer from {name!r}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def decoder(target: nn.Module) -> nn.Module:
+    """The stack of layers below the head: the module that owns `layers` and `norm`."""
+    return target.get_decoder()
+
+
+def embedding(target: nn.Module) -> nn.Embedding:
+    """The target's input embedding [V, D]; drafts borrow it, nobody trains it."""
+    return target.get_input_embeddings()
+
+
+def head(target: nn.Module) -> nn.Linear:
+    """The target's output head D -> V."""
+    return target.get_output_embeddings()
+
+
+class Taps(AbstractContextManager["Taps"]):
+    """Hooks that keep the latest output of chosen submodules of the target's decoder.
+
+    Only the chosen states stay alive, unlike with `output_hidden_states=True`. A tap on the last layer would see the
+    un-normed value that the library never reports; hosts refuse it.
+    """
+
+    def __init__(self, target: nn.Module, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self._states: dict[str, Tensor] = {}
+        stack = decoder(target)
+        self._handles = [
+            stack.get_submodule(name).register_forward_hook(self._keeper(name)) for name in self.names
+        ]
+
+    def _keeper(self, name: str) -> Any:
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            self._states[name] = output if isinstance(output, Tensor) else output[0]
+
+        return keep
+
+    def take(self) -> dict[str, Tensor]:
+        """The states [B, S, D] of the last forward by tap name; they are forgotten here."""
+        states, self._states = self._states, {}
+        return states
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,76 @@
+"""The draft tree of one round: tokens, parents, depths, ancestor mask, longest accepted path.
+
+Plain host data. Node 0 is the root, the last committed token, whose keys and values the target does not have yet; a
+chain is a tree in which every node has one child. Parents come before children and siblings differ in their token, so
+the tree is a trie. A tree builder only adds nodes; nothing here knows where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class DraftTree:
+    """Grows stage by stage below an anchor, then is verified at once."""
+
+    def __init__(self, root: int) -> None:
+        self.tokens = [root]
+        self.parents = [-1]
+        self.depths = [0]
+        self.children: list[dict[int, int]] = [{}]
+        self.anchor = 0
+        self.is_chain = True
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, token: int, parent: int) -> int:
+        """The id of the child of `parent` that holds `token`, added when it is not there yet."""
+        known = self.children[parent].get(token)
+        if known is not None:
+            return known
+        node = len(self.tokens)
+        self.is_chain = self.is_chain and parent == node - 1
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.children.append({})
+        self.children[parent][token] = node
+        return node
+
+    def graft(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """Hang nodes below the anchor; `parents` index into `tokens`, -1 is the anchor itself."""
+        ids: list[int] = []
+        for token, parent in zip(tokens, parents, strict=True):
+            ids.append(self.add(token, self.anchor if parent < 0 else ids[parent]))
+
+    def move_anchor(self, chain: Sequence[int]) -> None:
+        """Walk `chain` down from the anchor and make its last node the anchor of the next stage."""
+        for token in chain:
+            self.anchor = self.children[self.anchor][token]
+
+    @property
+    def anchor_depth(self) -> int:
+        """How many drafted tokens lie between the root and the anchor."""
+        return self.depths[self.anchor]
+
+    def longest_accepted(self, choices: Sequence[int]) -> list[int]:
+        """Node ids from the root down while the target's choice at a node is one of its children.
+
+        `choices[n]` is the target's greedy token behind node n. The token behind the last node of the path is the next
+        root, so the acceptance length of the round is the length of the path.
+        """
+        path = [0]
+        while (child := self.children[path[-1]].get(choices[path[-1]])) is not None:
+            path.append(child)
+        return path
+
+    def ancestor_mask(self) -> Tensor:
+        """Boolean [N, N] on the CPU: row i is True at i and at the ancestors of i."""
+        mask = torch.eye(len(self), dtype=torch.bool)
+        for node, parent in enumerate(self.parents[1:], start=1):
+            mask[node] |= mask[parent]
+        return mask
