@@ -35,10 +35,12 @@ class Segment:
         """Summed log-probability of the chain in nats: the quantity the gate looks at."""
         return sum(self.log_probs)
 
-    def subtree(self, budget: int) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the nodes below the segment's root; parent -1 is that root. Budget 0 is the chain."""
-        if budget:
-            raise NotImplementedError("this host drafts chains only")
+    def subtree(self, budget: int, whole_chain: bool = False) -> tuple[list[int], list[int]]:
+        """Tokens and parents of at most `budget` nodes below the segment's root; parent -1 is that root.
+
+        A host without a tree answers with its chain, whatever the budget. `whole_chain` demands that the chain is in
+        the answer in full, because the next stage hangs below its last token.
+        """
         return self.chain, list(range(-1, len(self.chain) - 1))
 
 
