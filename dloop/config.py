@@ -1,0 +1,310 @@
+"""The workflow's configuration: read, checked, and turned into experiments and command lines.
+
+Four registries (targets, hosts with their drafts, settings, benchmarks) span the experiments: every setting of
+a host on every target that has drafts for it. Knows nothing of Snakemake or of torch and reads no file but the
+schema; the rules ask it for the flags of a job. It lists the experiments of a configuration with
+
+    python -m dloop.config config/config.yaml
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dloop.cli import UserError, run
+from dloop.data.benchmarks import BENCHMARKS
+
+Flags = dict[str, Any]
+"""Options of a stage by their field name (`loop_gate`), in the order they are written on its command line."""
+
+SCHEMA = Path("workflow/schemas/config.schema.yaml")
+
+HOST_FLAGS: Mapping[str, frozenset[str]] = {
+    "dflash": frozenset({"tree_budget", "stage_tree_budget", "topk_k"}),
+    "dspark": frozenset({"tree_budget", "stage_tree_budget", "tree_width", "tree_beta"}),
+    "domino": frozenset({"tree_budget", "stage_tree_budget", "tree_width", "tree_beta"}),
+    "eagle3": frozenset({"tree_budget", "stage_tree_budget", "topk_k", "tree_depth"}),
+    "mtp": frozenset({"mtp_k"}),
+}
+"""Decoding flags that only some hosts understand; the loop's own fit all of them."""
+
+LOOP_FLAGS = frozenset({"loop_gate", "max_extra_stages"})
+START_FLAGS = {
+    "dflash": "draft_init_path",
+    "dspark": "draft_init_path",
+    "domino": "draft_init_path",
+    "eagle3": "ckpt_dir",
+    "mtp": "ckpt_dir",
+}
+"""How `dloop.train` is told which released draft to start from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One row of a table: a host's draft on a target under a setting, measured on every benchmark."""
+
+    target: str
+    host: str
+    setting: str
+    draft: str
+    flags: Flags
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `dloop.tables --experiments`."""
+        return {key: getattr(self, key) for key in ("target", "host", "setting", "draft", "flags")}
+
+
+class Configuration:
+    """A configuration that passed every check; answers what the rules need to know.
+
+    Raises `UserError` with one sentence when `values` breaks the schema or the registries do not fit.
+    """
+
+    def __init__(self, values: Mapping[str, Any], schema: Path = SCHEMA) -> None:
+        check_schema(values, yaml.safe_load(schema.read_text(encoding="utf-8")))
+        self.values = values
+        for problem in _problems(values):
+            raise UserError(f"config: {problem}")
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """Names of the benchmarks, in the order of the tables' columns."""
+        return list(self.values["benchmarks"])
+
+    @property
+    def settings(self) -> list[str]:
+        """Names of the settings of all hosts, each once."""
+        return list(dict.fromkeys(name for settings in self.values["settings"].values() for name in settings))
+
+    @cached_property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every (target, host) that has drafts, hosts in the order of the registry."""
+        return [(target, host) for host, entry in self.values["hosts"].items() for target in entry["drafts"]]
+
+    @cached_property
+    def experiments(self) -> list[Experiment]:
+        """The rows of all tables: the product of the registries, filtered by what exists for a host."""
+        return [row for target, host in self.pairs for row in self._rows(target, host)]
+
+    def _rows(self, target: str, host: str) -> Iterator[Experiment]:
+        settings = self.values["settings"][host]
+        loops = [name for name, setting in settings.items() if setting["draft"] == "loop"]
+        for name, setting in settings.items():
+            draft = self.values["loop_draft"] if setting["draft"] == "loop" else setting["draft"]
+            yield self._experiment(target, host, name, draft)
+        if self.values["control"] and loops:
+            yield self._experiment(target, host, loops[0], "control")
+
+    def _experiment(self, target: str, host: str, setting: str, draft: str) -> Experiment:
+        flags = self.evaluation_flags(target, host, setting, draft)
+        return Experiment(target=target, host=host, setting=setting, draft=draft, flags=flags)
+
+    def trained_drafts(self) -> list[tuple[str, str, str]]:
+        """Every (target, host, draft) that `all_training` makes."""
+        drafts = ["released", "trained"] + (["control"] if self.values["control"] else [])
+        return [
+            (target, host, draft)
+            for target, host in self.pairs
+            for draft in drafts
+            if self.is_trained_here(target, host, draft)
+        ]
+
+    def is_trained_here(self, target: str, host: str, draft: str) -> bool:
+        """Whether the workflow makes a draft; otherwise it is a repository or somebody's folder."""
+        return draft in ("trained", "control") or isinstance(self._draft(target, host, draft), dict)
+
+    def _draft(self, target: str, host: str, draft: str) -> Any:
+        drafts = self.values["hosts"].get(host, {}).get("drafts", {}).get(target)
+        if drafts is None:
+            raise UserError(f"host {host!r} has no drafts for target {target!r} in the configuration")
+        if draft not in drafts:
+            raise UserError(
+                f"hosts.{host}.drafts.{target} has no {draft!r} draft: add it, or ask for another"
+            )
+        return drafts[draft]
+
+    def draft_source(self, target: str, host: str, draft: str) -> str:
+        """What `--draft-model` is given: a repository id, or the folder the workflow writes."""
+        if self.is_trained_here(target, host, draft):
+            return f"{self.training_folder(target, host, draft)}/final"
+        return str(self._draft(target, host, draft))
+
+    def training_folder(self, target: str, host: str, draft: str) -> str:
+        """Where a draft is trained, with its checkpoints on the way."""
+        return f"results/train/{target}/{host}/{draft}"
+
+    def evaluation_flags(self, target: str, host: str, setting: str, draft: str) -> Flags:
+        """Every option of `dloop.benchmark` that decides what an evaluation decodes."""
+        settings = self.values["settings"].get(host, {})
+        if setting not in settings:
+            raise UserError(
+                f"host {host!r} has no setting {setting!r}: it has {', '.join(settings) or 'none'}"
+            )
+        chosen = settings[setting]
+        own = chosen.get("flags_for", {}).get(target, chosen["flags"])
+        return {
+            **self.baseline_flags(target),
+            "draft_model": self.draft_source(target, host, draft),
+            "loop_gate": 1.0,
+            **own,
+        }
+
+    def baseline_flags(self, target: str) -> Flags:
+        """Every option of `dloop.benchmark` that decides what a target's baseline decodes."""
+        entry = self.values["targets"][target]
+        return {"model": entry["model"], **_only(entry, "revision"), **self.values["evaluation"]}
+
+    def dataset(self, benchmark: str) -> str:
+        """What `--dataset` is given: the registered name, or the file of a local benchmark."""
+        return str(self.values["benchmarks"][benchmark].get("file", benchmark))
+
+    def regeneration_flags(self, target: str) -> Flags:
+        """Every option of `dloop.regenerate` that decides what the target answers."""
+        entry = self.values["targets"][target]
+        return {
+            "model": entry["model"],
+            **_only(entry, "revision"),
+            **entry["sampling"],
+            **self.values["regenerate"]["flags"],
+        }
+
+    def training_flags(self, target: str, host: str, draft: str) -> Flags:
+        """Every option of `dloop.train` that decides what a draft becomes, its start included."""
+        entry, family = self.values["targets"][target], self.values["hosts"][host]
+        flags = {
+            "target_model_path": entry["model"],
+            **_only(entry, "revision"),
+            "chat_template": entry["chat_template"],
+            **self.values["training"],
+            **family["training"],
+        }
+        if draft == "released":
+            return flags | self._draft(target, host, draft)
+        flags[START_FLAGS[host]] = self.draft_source(target, host, "released")
+        return flags | (family["control"] if draft == "control" else {})
+
+
+def _only(entry: Mapping[str, Any], *keys: str) -> Flags:
+    return {key: entry[key] for key in keys if key in entry}
+
+
+def command_line(flags: Mapping[str, Any]) -> str:
+    """`{"loop_gate": -0.5, "strict_data": True}` as `--loop-gate -0.5 --strict-data`, quoted for a shell."""
+    words: list[str] = []
+    for name, value in flags.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [f"--{option}", shlex.quote(str(value))]
+    return " ".join(words)
+
+
+def check_schema(values: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    """Raise `UserError` with one sentence for the first place where `values` breaks the JSON schema."""
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+    errors = sorted(
+        Draft202012Validator(schema).iter_errors(values), key=lambda error: list(map(str, error.path))
+    )
+    if errors:
+        raise UserError(f"config: {_sentence(errors[0])}")
+
+
+def _sentence(error: Any) -> str:
+    place, found = ".".join(map(str, error.absolute_path)) or "the top level", error.instance
+    if error.validator == "additionalProperties":
+        known = list(error.schema.get("properties", ()))
+        unknown = next(key for key in found if key not in known)
+        return f"{unknown!r} is not a key of {place}{_suggestion(unknown, known)}"
+    if error.validator == "required":
+        missing = next(key for key in error.validator_value if key not in found)
+        return f"{place} lacks the key {missing!r}"
+    if error.validator == "enum":
+        return f"{place} does not know {found!r}{_suggestion(found, error.validator_value)}"
+    if error.validator == "type" and "number" in error.validator_value and _looks_numeric(found):
+        return f"{place} is the text {found!r}: YAML reads a number only with a point in it, as 6.0e-4"
+    if error.validator == "pattern":
+        return f"{place}: the name {found!r} may hold only lower-case letters, digits, points and hyphens"
+    return f"{place}: {error.message}"
+
+
+def _looks_numeric(found: object) -> bool:
+    return (
+        isinstance(found, str) and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", found, re.IGNORECASE) is not None
+    )
+
+
+def _suggestion(word: object, known: Sequence[Any]) -> str:
+    close = difflib.get_close_matches(str(word), list(map(str, known)), n=1)
+    return f": did you mean {close[0]!r}?" if close else f": it knows {', '.join(map(str, known))}"
+
+
+def _problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """What JSON schema cannot say: how the registries fit together."""
+    yield from _registry_problems(values)
+    for host, settings in values["settings"].items():
+        for name, setting in settings.items():
+            for flags in (setting["flags"], *setting.get("flags_for", {}).values()):
+                yield from _flag_problems(host, f"settings.{host}.{name}", flags)
+    for name, entry in values["benchmarks"].items():
+        if "file" not in entry and name not in BENCHMARKS:
+            hint = _suggestion(name, list(BENCHMARKS))
+            yield f"benchmarks: {name!r} is not a registered benchmark and has no file{hint}"
+
+
+def _registry_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    targets, hosts, settings = values["targets"], values["hosts"], values["settings"]
+    for host in settings.keys() - hosts.keys():
+        yield f"settings.{host} belongs to a host that hosts does not list"
+    for host in hosts.keys() - settings.keys():
+        yield f"hosts.{host} is evaluated under no setting: add settings.{host} or remove the host"
+    for host, entry in hosts.items():
+        for target, drafts in entry["drafts"].items():
+            if target not in targets:
+                yield f"hosts.{host}.drafts: {target!r} is not a target{_suggestion(target, list(targets))}"
+            if values["loop_draft"] == "published" and "published" not in drafts:
+                yield f"hosts.{host}.drafts.{target} has no published draft: set loop_draft to trained"
+        for name, setting in settings.get(host, {}).items():
+            for target in setting.get("flags_for", {}).keys() - entry["drafts"].keys():
+                yield f"settings.{host}.{name}.flags_for: host {host} has no drafts for target {target!r}"
+    used = {target for entry in hosts.values() for target in entry["drafts"]}
+    for target in targets.keys() - used:
+        yield f"targets.{target} is used by no host: add drafts for it or remove it"
+
+
+def _flag_problems(host: str, place: str, flags: Mapping[str, Any]) -> Iterator[str]:
+    allowed = LOOP_FLAGS | HOST_FLAGS[host]
+    for flag in flags:
+        if flag not in allowed:
+            owners = ", ".join(name for name, own in HOST_FLAGS.items() if flag in own)
+            yield f"{place}: {flag} is a flag of {owners}, {host} does not know it"
+    needs_tree = {"stage_tree_budget", "topk_k", "tree_width", "tree_beta"} & flags.keys()
+    if host != "eagle3" and needs_tree and "tree_budget" not in flags:
+        yield f"{place}: {', '.join(sorted(needs_tree))} has no effect without tree_budget"
+
+
+def main() -> None:
+    """Print the experiments of a configuration file, one a line, as the workflow would run them."""
+    if len(sys.argv) != 2:
+        raise UserError("usage: python -m dloop.config FILE")
+    configuration = Configuration(yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    for row in configuration.experiments:
+        print(f"{row.target:12} {row.host:8} {row.setting:18} {row.draft:10} {command_line(row.flags)}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,179 @@
+# The checked configuration, and the functions that turn wildcards into inputs, flags and environments.
+# Rules call these; what a flag's value is, dloop/config.py knows.
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from dloop.cli import UserError
+from dloop.config import Configuration, command_line
+
+# Jobs call `python`: the interpreter that runs Snakemake, unless a conda environment puts its own in front.
+os.environ.update(
+    PATH=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()])
+)
+
+try:
+    plan = Configuration(
+        config, Path(workflow.basedir) / "workflow/schemas/config.schema.yaml"
+    )
+except UserError as error:
+    raise WorkflowError(str(error))
+
+# With all benchmarks in one job, a job's outputs are those of every benchmark and its log is called "all".
+ALL_IN_ONE = plan["benchmarks_per_job"] == "all"
+JOB = "all" if ALL_IN_ONE else "{benchmark}"
+JOB_BENCHMARKS = plan.benchmarks if ALL_IN_ONE else ["{benchmark}"]
+
+
+def one_of(names):
+    return "|".join(map(re.escape, names))
+
+
+wildcard_constraints:
+    gpu=one_of([plan["gpu"]]),
+    dataset=one_of([plan["prompts"]["dataset"]]),
+    target=one_of(plan["targets"]),
+    host=one_of(plan["hosts"]),
+    setting=one_of(plan.settings),
+    draft="released|published|trained|control",
+    benchmark=one_of(plan.benchmarks),
+
+
+# How a module is started ---------------------------------------------------------------------------------------------
+
+
+def launch(wildcards, resources):
+    """One process, or one for each GPU of the job."""
+    processes = max(1, resources.gpu)
+    return (
+        "python -m"
+        if processes == 1
+        else f"torchrun --standalone --nproc_per_node {processes} -m"
+    )
+
+
+def target_env(wildcards):
+    return f"../envs/{plan['targets'][wildcards.target]['environment']}.yaml"
+
+
+def regeneration_env(wildcards):
+    return (
+        "../envs/sglang.yaml"
+        if plan["regenerate"]["servers"]
+        else target_env(wildcards)
+    )
+
+
+# Inputs: only what a rule makes; repositories and folders of somebody else are flags ---------------------------------
+
+
+def made_here(path):
+    return [path] if path.startswith("results/") else []
+
+
+def target_inputs(wildcards):
+    return made_here(plan["targets"][wildcards.target]["model"])
+
+
+def prompt_inputs(wildcards):
+    return made_here(plan["prompts"].get("flags", {}).get("data_path", ""))
+
+
+def start_inputs(wildcards):
+    """The released draft a training starts from; a released draft itself is trained from scratch."""
+    source = plan.draft_source(wildcards.target, wildcards.host, "released")
+    return [] if wildcards.draft == "released" else made_here(source)
+
+
+def draft_inputs(wildcards):
+    return made_here(
+        plan.draft_source(wildcards.target, wildcards.host, wildcards.draft)
+    )
+
+
+def cost_table_inputs():
+    return made_here(plan["tables"].get("cost_table", ""))
+
+
+def dataset_inputs(wildcards):
+    return [path for dataset in datasets(wildcards) for path in made_here(dataset)]
+
+
+# Flags: functions of the wildcards alone, so that Snakemake tracks every value that changes a number ------------------
+
+
+def regeneration_flags(wildcards):
+    return command_line(plan.regeneration_flags(wildcards.target))
+
+
+def servers(wildcards, resources):
+    """Who answers does not change the answers; asking for `resources` keeps Snakemake from tracking it."""
+    addresses = " ".join(plan["regenerate"]["servers"])
+    return f"--server-address {addresses}" if addresses else ""
+
+
+def training_flags(wildcards):
+    return command_line(
+        plan.training_flags(wildcards.target, wildcards.host, wildcards.draft)
+    )
+
+
+def training_threads(wildcards):
+    """A released draft is trained while nothing else can run; ours and its control side by side."""
+    return plan["threads"]["alone" if wildcards.draft == "released" else "shared"]
+
+
+def baseline_flags(wildcards):
+    return command_line(plan.baseline_flags(wildcards.target))
+
+
+def evaluation_flags(wildcards):
+    return command_line(
+        plan.evaluation_flags(
+            wildcards.target, wildcards.host, wildcards.setting, wildcards.draft
+        )
+    )
+
+
+def datasets(wildcards):
+    """What `--dataset` is given, in the order of the job's outputs."""
+    names = plan.benchmarks if ALL_IN_ONE else [wildcards.benchmark]
+    return [plan.dataset(name) for name in names]
+
+
+# What the targets ask for --------------------------------------------------------------------------------------------
+
+
+def baseline_files():
+    targets = {target: None for target, _ in plan.pairs}
+    return expand(
+        "results/baseline/{gpu}/{target}/{benchmark}.json",
+        gpu=plan["gpu"],
+        target=targets,
+        benchmark=plan.benchmarks,
+    )
+
+
+def evaluation_files():
+    return [
+        f"results/eval/{plan['gpu']}/{row.target}/{row.host}/{row.setting}/{row.draft}/{benchmark}.json"
+        for row in plan.experiments
+        for benchmark in plan.benchmarks
+    ]
+
+
+def training_files():
+    return [
+        f"{plan.training_folder(*draft)}/manifest.json"
+        for draft in plan.trained_drafts()
+    ]
+
+
+def table_files():
+    return expand(
+        rules.tables.output.tables + rules.tables.output.plots, gpu=plan["gpu"]
+    )

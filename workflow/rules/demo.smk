@@ -1,0 +1,86 @@
+# What the embedded default has instead of the hub: a corpus, a tokenizer and a small target, all made here.
+
+
+rule corpus:
+    output:
+        training="results/demo/corpus/target_train.jsonl",
+        heldout="results/demo/corpus/heldout.jsonl",
+        prompts="results/demo/corpus/prompts.jsonl",
+        benchmarks=expand(
+            "results/demo/corpus/benchmarks/{name}.jsonl", name=plan.benchmarks
+        ),
+    log:
+        "logs/corpus/demo.log",
+    benchmark:
+        "logs/corpus/demo.usage.jsonl"
+    conda:
+        "../envs/core.yaml"
+    resources:
+        runtime=10,
+    params:
+        folder=lambda wildcards, output: Path(output.training).parent,
+        flags=command_line(plan["demo"]["corpus"]),
+    shell:
+        "python -m dloop.demo.corpus --output-dir {params.folder} {params.flags} > {log} 2>&1"
+
+
+rule tokenizer:
+    input:
+        rules.corpus.output.training,
+    output:
+        directory("results/demo/tokenizer"),
+    log:
+        "logs/tokenizer/demo.log",
+    benchmark:
+        "logs/tokenizer/demo.usage.jsonl"
+    conda:
+        "../envs/core.yaml"
+    resources:
+        runtime=10,
+    params:
+        flags=command_line(plan["demo"]["tokenizer"]),
+    shell:
+        "python -m dloop.demo.tokenizer --corpus {input} --output-dir {output} {params.flags} > {log} 2>&1"
+
+
+rule tiny_target:
+    input:
+        corpus=rules.corpus.output.training,
+        heldout=rules.corpus.output.heldout,
+        tokenizer=rules.tokenizer.output,
+    output:
+        directory("results/demo/target"),
+    log:
+        "logs/tiny_target/demo.log",
+    benchmark:
+        "logs/tiny_target/demo.usage.jsonl"
+    conda:
+        "../envs/core.yaml"
+    threads: plan["threads"]["alone"]
+    resources:
+        runtime=60,
+    params:
+        flags=command_line(plan["demo"]["target"]),
+    shell:
+        "python -m dloop.demo.tiny_target --corpus {input.corpus} --heldout {input.heldout}"
+        " --tokenizer {input.tokenizer} --output-dir {output} {params.flags} > {log} 2>&1"
+
+
+rule cost_table:
+    input:
+        target="results/demo/target",
+        draft="results/train/tiny/dflash/released/final",
+    output:
+        "results/demo/cost_table.json",
+    log:
+        "logs/cost_table/demo.log",
+    benchmark:
+        "logs/cost_table/demo.usage.jsonl"
+    conda:
+        "../envs/core.yaml"
+    threads: plan["threads"]["alone"]
+    resources:
+        runtime=10,
+    shell:
+        "python -m dloop.cost_table --model {input.target} --draft-model {input.draft} --output {output}"
+        " > {log} 2>&1"

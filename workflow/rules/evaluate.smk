@@ -1,0 +1,63 @@
+# Decoding of the benchmarks: the autoregressive baseline of a target once, then every draft under every setting.
+# Both are timed: `threads` keeps everything else off a CPU meanwhile, the `gpu` resource off the GPUs.
+
+
+rule baseline:
+    input:
+        target=target_inputs,
+        datasets=dataset_inputs,
+    output:
+        expand(
+            "results/baseline/{{gpu}}/{{target}}/{benchmark}.json",
+            benchmark=JOB_BENCHMARKS,
+        ),
+    log:
+        f"logs/baseline/{{gpu}}/{{target}}/{JOB}.log",
+    benchmark:
+        f"logs/baseline/{{gpu}}/{{target}}/{JOB}.usage.jsonl"
+    conda:
+        target_env
+    threads: plan["threads"]["alone"]
+    resources:
+        gpu=plan["gpus_per_job"],
+    params:
+        launch=launch,
+        datasets=datasets,
+        flags=baseline_flags,
+    shell:
+        "{params.launch} dloop.benchmark --baseline {params.flags} --dataset {params.datasets}"
+        " --expect-device {wildcards.gpu} --output {output} > {log} 2>&1"
+
+
+rule evaluate:
+    input:
+        target=target_inputs,
+        draft=draft_inputs,
+        datasets=dataset_inputs,
+        baseline=ancient(
+            expand(
+                "results/baseline/{{gpu}}/{{target}}/{benchmark}.json",
+                benchmark=JOB_BENCHMARKS,
+            )
+        ),
+    output:
+        expand(
+            "results/eval/{{gpu}}/{{target}}/{{host}}/{{setting}}/{{draft}}/{benchmark}.json",
+            benchmark=JOB_BENCHMARKS,
+        ),
+    log:
+        f"logs/evaluate/{{gpu}}/{{target}}/{{host}}/{{setting}}/{{draft}}/{JOB}.log",
+    benchmark:
+        f"logs/evaluate/{{gpu}}/{{target}}/{{host}}/{{setting}}/{{draft}}/{JOB}.usage.jsonl"
+    conda:
+        target_env
+    threads: plan["threads"]["alone"]
+    resources:
+        gpu=plan["gpus_per_job"],
+    params:
+        launch=launch,
+        datasets=datasets,
+        flags=evaluation_flags,
+    shell:
+        "{params.launch} dloop.benchmark {params.flags} --dataset {params.datasets}"
+        " --baseline-result {input.baseline} --expect-device {wildcards.gpu} --output {output} > {log} 2>&1"

@@ -1,0 +1,30 @@
+# Drafts trained here: loop-aware ones, their controls, and, where none is published, the released draft itself.
+# The folder of a training is no output: Snakemake deletes outputs before a job and after a failure, and the checkpoints
+# on the way must outlive both. The outputs are written once, at the end.
+
+
+rule train:
+    input:
+        data=ancient("results/regen/{target}/train.jsonl"),
+        target=target_inputs,
+        start=start_inputs,
+    output:
+        manifest="results/train/{target}/{host}/{draft}/manifest.json",
+        final=directory("results/train/{target}/{host}/{draft}/final"),
+    log:
+        "logs/train/{target}/{host}/{draft}.log",
+    benchmark:
+        "logs/train/{target}/{host}/{draft}.usage.jsonl"
+    conda:
+        target_env
+    threads: training_threads
+    resources:
+        gpu=plan["gpus_per_job"],
+    params:
+        launch=launch,
+        flags=training_flags,
+        data=regeneration_flags,
+        folder=lambda wildcards, output: Path(output.manifest).parent,
+    shell:
+        "{params.launch} dloop.train --train-data-path {input.data} {params.flags}"
+        " --output-dir {params.folder} --on-config-change move-aside > {log} 2>&1"
