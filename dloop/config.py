@@ -1,8 +1,8 @@
 """The workflow's configuration: read, checked, and turned into experiments and command lines.
 
-Four registries (targets, hosts with their drafts, settings, benchmarks) span the experiments: every setting of
-a host on every target that has drafts for it. Knows nothing of Snakemake or of torch and reads no file but the
-schema; the rules ask it for the flags of a job. It lists the experiments of a configuration with
+Four registries (targets, hosts with their drafts, settings, benchmarks) span the experiments: every setting
+of a host on every target that has drafts for it. Knows nothing of Snakemake or of torch and reads no file but
+the schema; the rules ask it for the flags of a job. It lists the experiments of a configuration with
 
     python -m dloop.config config/config.yaml
 """
@@ -23,6 +23,7 @@ import yaml
 
 from dloop.cli import UserError, run
 from dloop.data.benchmarks import BENCHMARKS
+from dloop.prompts import HUB_IDS
 
 Flags = dict[str, Any]
 """Options of a stage by their field name (`loop_gate`), in the order they are written on its command line."""
@@ -39,6 +40,8 @@ HOST_FLAGS: Mapping[str, frozenset[str]] = {
 """Decoding flags that only some hosts understand; the loop's own fit all of them."""
 
 LOOP_FLAGS = frozenset({"loop_gate", "max_extra_stages"})
+DRAFT_ONLY = frozenset({"require_lossless", "mtbench_history"})
+"""Evaluation flags that compare with a baseline, so that the baseline itself cannot have them."""
 START_FLAGS = {
     "dflash": "draft_init_path",
     "dspark": "draft_init_path",
@@ -131,9 +134,7 @@ class Configuration:
         if drafts is None:
             raise UserError(f"host {host!r} has no drafts for target {target!r} in the configuration")
         if draft not in drafts:
-            raise UserError(
-                f"hosts.{host}.drafts.{target} has no {draft!r} draft: add it, or ask for another"
-            )
+            raise UserError(f"hosts.{host}.drafts.{target} has no {draft!r} draft: add it, or ask for another")
         return drafts[draft]
 
     def draft_source(self, target: str, host: str, draft: str) -> str:
@@ -150,44 +151,47 @@ class Configuration:
         """Every option of `dloop.benchmark` that decides what an evaluation decodes."""
         settings = self.values["settings"].get(host, {})
         if setting not in settings:
-            raise UserError(
-                f"host {host!r} has no setting {setting!r}: it has {', '.join(settings) or 'none'}"
-            )
+            raise UserError(f"host {host!r} has no setting {setting!r}: it has {', '.join(settings) or 'none'}")
         chosen = settings[setting]
-        own = chosen.get("flags_for", {}).get(target, chosen["flags"])
         return {
-            **self.baseline_flags(target),
+            **self._target_flags(target),
+            **self.values["evaluation"],
             "draft_model": self.draft_source(target, host, draft),
             "loop_gate": 1.0,
-            **own,
+            **chosen.get("flags_for", {}).get(target, chosen["flags"]),
         }
 
     def baseline_flags(self, target: str) -> Flags:
         """Every option of `dloop.benchmark` that decides what a target's baseline decodes."""
+        shared = {key: value for key, value in self.values["evaluation"].items() if key not in DRAFT_ONLY}
+        return {**self._target_flags(target), **shared}
+
+    def _target_flags(self, target: str, flag: str = "model") -> Flags:
         entry = self.values["targets"][target]
-        return {"model": entry["model"], **_only(entry, "revision"), **self.values["evaluation"]}
+        revision = {"revision": entry["revision"]} if "revision" in entry else {}
+        return {flag: entry["model"], **revision}
 
     def dataset(self, benchmark: str) -> str:
         """What `--dataset` is given: the registered name, or the file of a local benchmark."""
         return str(self.values["benchmarks"][benchmark].get("file", benchmark))
 
+    def prompt_flags(self) -> Flags:
+        """Every option of `dloop.prompts` that decides what the prompts are: a file or a hub data set."""
+        entry = self.values["prompts"]
+        flags = entry.get("flags", {})
+        return dict(flags) if "data_path" in flags else {"dataset": entry["dataset"], **flags}
+
     def regeneration_flags(self, target: str) -> Flags:
         """Every option of `dloop.regenerate` that decides what the target answers."""
-        entry = self.values["targets"][target]
-        return {
-            "model": entry["model"],
-            **_only(entry, "revision"),
-            **entry["sampling"],
-            **self.values["regenerate"]["flags"],
-        }
+        sampling = self.values["targets"][target]["sampling"]
+        return {**self._target_flags(target), **sampling, **self.values["regenerate"]["flags"]}
 
     def training_flags(self, target: str, host: str, draft: str) -> Flags:
         """Every option of `dloop.train` that decides what a draft becomes, its start included."""
-        entry, family = self.values["targets"][target], self.values["hosts"][host]
+        family = self.values["hosts"][host]
         flags = {
-            "target_model_path": entry["model"],
-            **_only(entry, "revision"),
-            "chat_template": entry["chat_template"],
+            **self._target_flags(target, "target_model_path"),
+            "chat_template": self.values["targets"][target]["chat_template"],
             **self.values["training"],
             **family["training"],
         }
@@ -195,10 +199,6 @@ class Configuration:
             return flags | self._draft(target, host, draft)
         flags[START_FLAGS[host]] = self.draft_source(target, host, "released")
         return flags | (family["control"] if draft == "control" else {})
-
-
-def _only(entry: Mapping[str, Any], *keys: str) -> Flags:
-    return {key: entry[key] for key in keys if key in entry}
 
 
 def command_line(flags: Mapping[str, Any]) -> str:
@@ -217,9 +217,7 @@ def check_schema(values: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
     """Raise `UserError` with one sentence for the first place where `values` breaks the JSON schema."""
     from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-    errors = sorted(
-        Draft202012Validator(schema).iter_errors(values), key=lambda error: list(map(str, error.path))
-    )
+    errors = sorted(Draft202012Validator(schema).iter_errors(values), key=lambda error: list(map(str, error.path)))
     if errors:
         raise UserError(f"config: {_sentence(errors[0])}")
 
@@ -243,9 +241,7 @@ def _sentence(error: Any) -> str:
 
 
 def _looks_numeric(found: object) -> bool:
-    return (
-        isinstance(found, str) and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", found, re.IGNORECASE) is not None
-    )
+    return isinstance(found, str) and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", found, re.IGNORECASE) is not None
 
 
 def _suggestion(word: object, known: Sequence[Any]) -> str:
@@ -256,6 +252,10 @@ def _suggestion(word: object, known: Sequence[Any]) -> str:
 def _problems(values: Mapping[str, Any]) -> Iterator[str]:
     """What JSON schema cannot say: how the registries fit together."""
     yield from _registry_problems(values)
+    dataset = values["prompts"]["dataset"]
+    if dataset not in HUB_IDS and "data_path" not in values["prompts"].get("flags", {}):
+        hint = _suggestion(dataset, list(HUB_IDS))
+        yield f"prompts.dataset: {dataset!r} is not a known data set and has no data_path{hint}"
     for host, settings in values["settings"].items():
         for name, setting in settings.items():
             for flags in (setting["flags"], *setting.get("flags_for", {}).values()):

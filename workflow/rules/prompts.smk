@@ -15,6 +15,6 @@ rule prompts:
     resources:
         runtime=240,
     params:
-        flags=command_line(plan["prompts"].get("flags", {})),
+        flags=command_line(plan.prompt_flags()),
     shell:
-        "python -m dloop.prompts --dataset {wildcards.dataset} --output-file {output} {params.flags} > {log} 2>&1"
+        "python -m dloop.prompts {params.flags} --output {output} > {log} 2>&1"
