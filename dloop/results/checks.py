@@ -160,8 +160,9 @@ def _check_output(response: ResponseRecord, limit: int | None) -> None:
     tokens, lengths = response.num_output_tokens, response.acceptance_lengths
     if tokens != len(response.output_ids):
         raise ValueError(f"num_output_tokens is {tokens}, output_ids holds {len(response.output_ids)}")
-    # The last round is only run when tokens are still wanted, and only its tokens are ever cut.
-    least = 2 + sum(lengths[:-1]) if lengths else 1
+    # Only tokens of the last round are ever cut, and all of them where the limit fell on its root (the public loops
+    # verify once more there).
+    least = 1 + sum(lengths[:-1])
     if not least <= tokens <= 1 + sum(lengths):
         raise ValueError(f"num_output_tokens is {tokens}, the rounds produced {least} to {1 + sum(lengths)}")
     if response.finish not in ("stop", "length"):

@@ -150,8 +150,9 @@ def _verdict(record: ResponseRecord, expected: Sequence[int], tolerance: float) 
     return "tie" if margin is not None and margin <= tolerance else "divergent"
 
 
-def compare_runs(method: Result, baseline: Result) -> tuple[list[str], list[str]]:
-    """(errors, warnings): why `method` must not, or should not, be compared with `baseline`; sentences."""
+def compare_settings(method: Result, baseline: Result) -> tuple[list[str], list[str]]:
+    """(errors, warnings): why the settings and surroundings of `method` must not, or should not, be compared with
+    those of `baseline`; sentences. Looks at no response, so that it can be asked before a run."""
     if baseline.kind != "baseline":
         return [f"the baseline is a {baseline.kind} result"], []
     errors = [
@@ -164,6 +165,12 @@ def compare_runs(method: Result, baseline: Result) -> tuple[list[str], list[str]
         for name, get in _SHOULD_AGREE.items()
         if (mine := get(method)) != (theirs := get(baseline))
     ]
+    return errors, warnings
+
+
+def compare_runs(method: Result, baseline: Result) -> tuple[list[str], list[str]]:
+    """As `compare_settings`, and the responses must answer the same prompts."""
+    errors, warnings = compare_settings(method, baseline)
     return errors or _other_prompts(method, baseline), warnings
 
 
