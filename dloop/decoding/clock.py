@@ -46,6 +46,6 @@ class Clock:
 
     @staticmethod
     def _between(before: float | torch.cuda.Event, after: float | torch.cuda.Event) -> float:
-        if isinstance(before, float):
-            return after - before  # type: ignore[operator]
+        if isinstance(before, float) or isinstance(after, float):
+            return float(after) - float(before)  # type: ignore[arg-type]
         return before.elapsed_time(after) / 1000

@@ -49,14 +49,17 @@ class Settings:
 
 
 @torch.inference_mode()
-def generate(target: Target, drafter: Drafter, prompt_ids: Sequence[int], settings: Settings, clock: Clock) -> Generation:
+def generate(
+    target: Target, drafter: Drafter, prompt_ids: Sequence[int], settings: Settings, clock: Clock
+) -> Generation:
     """Greedy continuation of `prompt_ids`, batch 1."""
     target.reset(len(prompt_ids) + settings.max_new_tokens + 2 * drafter.stage_length + 1)
     drafter.reset(len(prompt_ids) + settings.max_new_tokens)
     clock.start()
     root, features = target.prefill(prompt_ids)
     clock.mark("prefill")
-    tokens, rounds = [root], []
+    tokens = [root]
+    rounds: list[Round] = []
     first_draft = "draft_prefill"
     while len(tokens) <= settings.max_new_tokens and not _stopped(tokens, rounds, settings.stop_ids):
         tree = DraftTree(root)

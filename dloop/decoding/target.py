@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from dloop.cli import UserError
@@ -22,7 +23,7 @@ from dloop.trees.draft_tree import DraftTree
 class Target:
     """One causal language model; `taps` names the submodules whose outputs the drafter wants as features."""
 
-    def __init__(self, model: nn.Module, taps: Sequence[str] = ()) -> None:
+    def __init__(self, model: PreTrainedModel, taps: Sequence[str] = ()) -> None:
         config = model.config.get_text_config()
         _refuse_partial_attention(config)
         self.model, self.device = model, embedding(model).weight.device
@@ -49,6 +50,17 @@ class Target:
         ids = torch.tensor([prompt_ids], device=self.device)
         logits = self._forward(ids, torch.arange(len(prompt_ids), device=self.device), None, logits_to_keep=1)
         return int(logits[-1].argmax()), self._features
+
+    def top_margin(self, ids: Sequence[int]) -> float:
+        """The gap between the two largest logits behind `ids`: how close the target's choice there is to a tie."""
+        logits = self._forward(
+            torch.tensor([ids], device=self.device),
+            torch.arange(len(ids), device=self.device),
+            None,
+            logits_to_keep=1,
+        )
+        first, second = logits[-1].float().topk(2).values.tolist()
+        return first - second
 
     def verify(self, tree: DraftTree) -> list[int]:
         """The greedy token behind every node of `tree`, from one forward over all of them."""
@@ -109,7 +121,7 @@ def _refuse_partial_attention(config: Any) -> None:
         )
 
 
-def _cache_name(model: nn.Module) -> str:
+def _cache_name(model: PreTrainedModel) -> str:
     # transformers 5.24 renamed the argument; the old name only warns there and is the only one before.
     return "cache" if "cache" in inspect.signature(decoder(model).forward).parameters else "past_key_values"
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from dloop.hosts.block.drafter import BlockDrafter, read_chain
 from dloop.hosts.block.host import BlockHost
@@ -54,6 +55,6 @@ class DFlashHost(BlockHost):
             return False
         return inner is not None or "DFlashDraftModel" in (config.get("architectures") or [])
 
-    def objective(self, target: nn.Module, options: ObjectiveOptions) -> DFlashObjective:
+    def objective(self, target: PreTrainedModel, options: ObjectiveOptions) -> BlockObjective:
         self.refuse(options, dloop_loss_weight=None, because="both cross-entropies share one normaliser")
         return super().objective(target, options)

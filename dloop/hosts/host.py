@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from dloop.data.loader import Batch
 
@@ -127,12 +128,17 @@ class Host(ABC):
     @classmethod
     @abstractmethod
     def load(
-        cls, config: dict[str, Any], tensors: dict[str, Tensor] | None, *, dtype: torch.dtype, device: torch.device
+        cls,
+        config: dict[str, Any],
+        tensors: dict[str, Tensor] | None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> Host:
         """Build the draft from a checkpoint, strictly; with `tensors` None, from scratch (seeded by the caller)."""
 
     @abstractmethod
-    def check_target(self, target: nn.Module) -> None:
+    def check_target(self, target: PreTrainedModel) -> None:
         """Raise a UserError when this draft cannot belong to `target`."""
 
     @abstractmethod
@@ -140,9 +146,9 @@ class Host(ABC):
         """Write `config.json` and `model.safetensors` into the existing `folder`, in the host's own format."""
 
     @abstractmethod
-    def drafter(self, target: nn.Module) -> Drafter:
+    def drafter(self, target: PreTrainedModel) -> Drafter:
         """The host at decode time, beside `target` (its embedding and its head)."""
 
     @abstractmethod
-    def objective(self, target: nn.Module, options: ObjectiveOptions) -> Objective:
+    def objective(self, target: PreTrainedModel, options: ObjectiveOptions) -> Objective:
         """The host at training time, beside the frozen `target`."""

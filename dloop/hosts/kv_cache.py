@@ -52,7 +52,7 @@ class KVCache:
         self.length = length
 
     def keep(self, start: int, rows: list[int]) -> None:
-        """Keep of the rows written at `start` and behind only those at offsets `rows` (ascending), packed at `start`."""
+        """Of the rows written from `start` on keep those at offsets `rows` (ascending), packed at `start`."""
         count = len(rows)
         if rows != list(range(count)):
             index = torch.tensor(rows, device=self.store.device) + start

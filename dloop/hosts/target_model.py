@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from dloop.cli import UserError
 
@@ -20,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def load_target(
     name: str, *, dtype: torch.dtype, device: torch.device, revision: str | None = None, attn: str = "sdpa"
-) -> nn.Module:
+) -> PreTrainedModel:
     """The causal language model `name` (folder or hub repository), frozen, in evaluation mode on `device`.
 
     Safetensors only, and code from the repository is never run.
@@ -51,17 +52,17 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def decoder(target: nn.Module) -> nn.Module:
+def decoder(target: PreTrainedModel) -> nn.Module:
     """The stack of layers below the head: the module that owns `layers` and `norm`."""
     return target.get_decoder()
 
 
-def embedding(target: nn.Module) -> nn.Embedding:
+def embedding(target: PreTrainedModel) -> nn.Embedding:
     """The target's input embedding [V, D]; drafts borrow it, nobody trains it."""
     return target.get_input_embeddings()
 
 
-def head(target: nn.Module) -> nn.Linear:
+def head(target: PreTrainedModel) -> nn.Linear:
     """The target's output head D -> V."""
     return target.get_output_embeddings()
 
@@ -73,13 +74,11 @@ class Taps(AbstractContextManager["Taps"]):
     un-normed value that the library never reports; hosts refuse it.
     """
 
-    def __init__(self, target: nn.Module, names: Iterable[str]) -> None:
+    def __init__(self, target: PreTrainedModel, names: Iterable[str]) -> None:
         self.names = tuple(names)
         self._states: dict[str, Tensor] = {}
         stack = decoder(target)
-        self._handles = [
-            stack.get_submodule(name).register_forward_hook(self._keeper(name)) for name in self.names
-        ]
+        self._handles = [stack.get_submodule(name).register_forward_hook(self._keeper(name)) for name in self.names]
 
     def _keeper(self, name: str) -> Any:
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:

@@ -69,7 +69,10 @@ def _backward(objective, loss):
 
 @pytest.mark.parametrize(("case", "gamma"), [("gamma", 4.0), ("no_decay", None)])
 def test_training_loss_and_gradients_equal_the_reference(folder, target, host, case, gamma):
-    data, expected = load_file(folder / "train.safetensors"), json.loads((folder / "train.json").read_text())[case]
+    data, expected = (
+        load_file(folder / "train.safetensors"),
+        json.loads((folder / "train.json").read_text())[case],
+    )
     objective = host.objective(target, ObjectiveOptions(loss_decay_gamma=gamma, dloop_max_stage=0))
     anchors, keep = data["anchor_positions"], data["block_keep_mask"].bool()
     ((window, hidden),) = objective.stages(_batch(data), _outputs(host, data), anchors, keep, 0)

@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.host import Segment
@@ -25,7 +26,7 @@ class BlockDrafter(ABC):
 
     first_draft_row: int
 
-    def __init__(self, network: BlockBackbone, target: nn.Module) -> None:
+    def __init__(self, network: BlockBackbone, target: PreTrainedModel) -> None:
         config = network.config
         self.network, self.embed, self.head = network, embedding(target), head(target)
         self.device = self.embed.weight.device

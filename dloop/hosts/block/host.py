@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from dloop.cli import UserError
 from dloop.hosts.block.config import BlockConfig, read_block_config
@@ -32,7 +33,12 @@ class BlockHost(Host):
 
     @classmethod
     def load(
-        cls, config: dict[str, Any], tensors: dict[str, Tensor] | None, *, dtype: torch.dtype, device: torch.device
+        cls,
+        config: dict[str, Any],
+        tensors: dict[str, Tensor] | None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> BlockHost:
         network = cls.network_class(read_block_config(config))
         if tensors is None:
@@ -41,7 +47,7 @@ class BlockHost(Host):
             load_strictly(network, tensors, f"{cls.name} draft")
         return cls(config, network.to(device, dtype))
 
-    def check_target(self, target: nn.Module) -> None:
+    def check_target(self, target: PreTrainedModel) -> None:
         config: BlockConfig = self.network.config
         rows, hidden = embedding(target).weight.shape
         layers = target.config.get_text_config().num_hidden_layers
@@ -65,11 +71,11 @@ class BlockHost(Host):
         tensors = {key: value.detach().to("cpu", dtype) for key, value in self.network.state_dict().items()}
         write_checkpoint(folder, {**self.raw, "dtype": name}, tensors)
 
-    def drafter(self, target: nn.Module) -> BlockDrafter:
+    def drafter(self, target: PreTrainedModel) -> BlockDrafter:
         self.check_target(target)
         return self.drafter_class(self.network, target)
 
-    def objective(self, target: nn.Module, options: ObjectiveOptions) -> BlockObjective:
+    def objective(self, target: PreTrainedModel, options: ObjectiveOptions) -> BlockObjective:
         self.check_target(target)
         return self.objective_class(self.network, target, options)
 
@@ -78,4 +84,6 @@ class BlockHost(Host):
         for name, neutral in unused.items():
             if getattr(options, name) != neutral:
                 flag = "--" + name.replace("_", "-")
-                raise UserError(f"{flag} {getattr(options, name)} has no effect on {self.name}: {because}; leave it out")
+                raise UserError(
+                    f"{flag} {getattr(options, name)} has no effect on {self.name}: {because}; leave it out"
+                )

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 from dloop.data.loader import Batch
 from dloop.hosts.block.network import BlockBackbone
@@ -47,7 +48,7 @@ class BlockObjective(Objective):
 
     first_draft_row: int
 
-    def __init__(self, network: BlockBackbone, target: nn.Module, options: ObjectiveOptions) -> None:
+    def __init__(self, network: BlockBackbone, target: PreTrainedModel, options: ObjectiveOptions) -> None:
         super().__init__()
         self.network, self.options = network, options
         self.taps = network.config.taps
@@ -153,9 +154,7 @@ class BlockObjective(Objective):
             # One chunk may keep its logits; several are recomputed in the backward, one at a time.
             recompute = len(chunks) > 1
             total, right = (
-                checkpoint(self._cross_entropy, *rows, use_reentrant=False)
-                if recompute
-                else self._cross_entropy(*rows)
+                checkpoint(self._cross_entropy, *rows, use_reentrant=False) if recompute else self._cross_entropy(*rows)
             )
             sums.append(total)
             correct.append(right)

@@ -44,7 +44,7 @@ def sample_anchors(loss_mask: Tensor, num_anchors: int, generators: list[torch.G
 
 @dataclass(frozen=True)
 class Window:
-    """What one stage trains on: per anchor the token it starts from, the T tokens behind it, and which of them count."""
+    """What one stage trains on: per anchor its token, the T tokens behind it, and which of them count."""
 
     position_BN: Tensor
     keep_BN: Tensor
@@ -89,14 +89,16 @@ class Packing:
     keep_BN: Tensor
 
     def allowed(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether query row `query` sees key row `key` (index tensors that broadcast): the one statement of the mask."""
+        """Whether query row `query` sees key row `key` (indices that broadcast): the one statement of the mask."""
         block = query // self.rows
         own_extra = (key - self.context) // max(self.extra, 1) == block
         own_block = (key - self.context - self.anchors * self.extra) // self.rows == block
         in_context = key < self.context
         in_extra = ~in_context & (key < self.context + self.anchors * self.extra)
         seen = torch.where(
-            in_context, key < self.anchor_BN[batch, block], torch.where(in_extra, own_extra, ~in_context & own_block)
+            in_context,
+            key < self.anchor_BN[batch, block],
+            torch.where(in_extra, own_extra, ~in_context & own_block),
         )
         # A padded block sees itself: a row without any key has no defined softmax on some kernels.
         return seen & (self.keep_BN[batch, block] | ~in_context)
@@ -140,7 +142,12 @@ def attend_flexibly(packing: Packing) -> Attend:
         return packing.allowed(batch, query, key)
 
     mask = create_block_mask(
-        visible, len(packing.anchor_BN), None, packing.queries, packing.keys, device=str(packing.anchor_BN.device)
+        visible,
+        len(packing.anchor_BN),
+        None,
+        packing.queries,
+        packing.keys,
+        device=str(packing.anchor_BN.device),
     )
     kernel = _flex_kernel(packing.anchor_BN.is_cuda)
 
@@ -150,7 +157,7 @@ def attend_flexibly(packing: Packing) -> Attend:
     return attend
 
 
-def _flex_kernel(compiled: bool) -> Callable[..., Any]:
+def _flex_kernel(compiled: bool) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     # Uncompiled it materialises all scores: right for a check on a CPU, never for training.

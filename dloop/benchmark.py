@@ -1,0 +1,224 @@
+"""Measure one method on benchmarks: the autoregressive baseline, or a target with a draft.
+
+One process, or one a GPU through torchrun; greedy, batch 1. Every response and every round goes into the result file;
+tables are made from these files alone (`python -m dloop.tables`).
+
+    python -m dloop.benchmark --model Qwen/Qwen3-4B --baseline --dataset gsm8k --output results/base.json
+    python -m dloop.benchmark --model Qwen/Qwen3-4B --draft-model z-lab/Qwen3-4B-DFlash-b16 --loop-gate -0.5 \\
+        --dataset gsm8k --baseline-result results/base.json --output results/dloop.json
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dloop.cli import UserError, parse, run
+
+if TYPE_CHECKING:
+    from dloop.results.record import Result
+    from dloop.training.distributed import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Evaluate a target, alone or with a draft, on benchmarks; one JSON result a benchmark."""
+
+    model: str
+    """Target: folder or hub repository."""
+    dataset: tuple[str, ...]
+    """Benchmark names (gsm8k math500 aime25 humaneval mbpp livecodebench mt-bench alpaca) or JSONL files whose rows
+    hold `turns` or `prompt_ids`."""
+    draft_model: str | None = None
+    """Draft: folder or hub repository. Its family is recognised from its files."""
+    baseline: bool = False
+    """Measure autoregressive decoding instead of a draft."""
+    output: tuple[Path, ...] = ()
+    """One file a benchmark, in the same order; without it results/<target>/<benchmark>/<setting>.json."""
+    loop_gate: float = 1.0
+    """Another stage follows while the summed log-probability of the last one is above this; 1.0 never opens."""
+    max_extra_stages: int | None = None
+    """Cap on the additional stages of a round."""
+    max_new_tokens: int = 2048
+    """New tokens a response may have."""
+    max_samples: int | None = None
+    """Prompts a benchmark; default: the paper's number."""
+    stop_token_ids: str | None = None
+    """Ids joined by commas, or `none`; default: those of the tokenizer and the generation configuration."""
+    baseline_result: tuple[Path, ...] = ()
+    """Stored baselines, one a benchmark: fills the lossless audit and the speedup."""
+    require_lossless: bool = False
+    """Fail when a response differs from the baseline's (meant for float32)."""
+    thinking: bool = False
+    """Let the target think before it answers."""
+    mtbench_history: Literal["own", "baseline"] = "own"
+    """Whose first answer later turns see."""
+    revision: str | None = None
+    """Revision of the target on the hub."""
+    draft_revision: str | None = None
+    """Revision of the draft on the hub."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Default: bfloat16 on a GPU, float32 on a CPU."""
+    device: str | None = None
+    """Default: a GPU if there is one."""
+    expect_device: str | None = None
+    """Slug such as h100-80gb: fail when the device found is another one."""
+    warmup_runs: int = 3
+    """Unmeasured runs before the first prompt."""
+    seed: int = 0
+    """Seed of every generator."""
+    overwrite: bool = False
+    """Measure again although the output exists."""
+
+    def recorded(self) -> dict[str, Any]:
+        """The options as they stand in a result: plain JSON values, stop ids as a list."""
+        values = asdict(self)
+        for name in ("output", "baseline_result", "dataset"):
+            values[name] = [str(entry) for entry in values[name]]
+        stops = self.given_stops()
+        return values | {"stop_token_ids": stops if stops is None else sorted(stops)}
+
+    def given_stops(self) -> frozenset[int] | None:
+        """`--stop-token-ids` as a set; None when it was left out."""
+        if self.stop_token_ids is None:
+            return None
+        if self.stop_token_ids.strip().lower() == "none":
+            return frozenset()
+        try:
+            return frozenset(int(part) for part in self.stop_token_ids.split(","))
+        except ValueError:
+            raise UserError(
+                f"--stop-token-ids is {self.stop_token_ids!r}; write ids joined by commas, or none"
+            ) from None
+
+
+_NOT_COMPARED = {
+    "output",
+    "overwrite",
+    "baseline_result",
+    "require_lossless",
+    "expect_device",
+    "device",
+    "dataset",
+}
+"""Options that change no number of a result."""
+
+
+def main() -> None:
+    """Command line entry."""
+    options = parse(Options)
+    _check(options)
+    outputs = options.output or tuple(_default_output(options, name) for name in options.dataset)
+    pending = [place for place, path in enumerate(outputs) if options.overwrite or not _already_there(path, options)]
+    if not pending:
+        return
+    baselines = [_read_baseline(options, place) for place in pending]
+
+    from dloop.data.benchmarks import load_benchmark
+    from dloop.decoding.session import Session
+    from dloop.training.distributed import join_world
+
+    with join_world(options.device) as world:
+        _check_device(options, world)
+        with world.one_a_node_first():
+            benchmarks = [load_benchmark(options.dataset[place], max_samples=options.max_samples) for place in pending]
+        session = Session(options, world, benchmarks)
+        for place, benchmark, baseline in zip(pending, benchmarks, baselines, strict=True):
+            result = session.measure(benchmark, baseline, options.baseline_result[place : place + 1])
+            if world.is_main and result is not None:
+                _finish(outputs[place], result, options)
+
+
+def _check(options: Options) -> None:
+    options.given_stops()
+    if options.baseline == (options.draft_model is not None):
+        raise UserError("give exactly one of --baseline and --draft-model")
+    if options.baseline and (options.loop_gate != 1.0 or options.max_extra_stages is not None):
+        raise UserError("--loop-gate and --max-extra-stages have no effect on --baseline; leave them out")
+    for flag, given in (("--output", options.output), ("--baseline-result", options.baseline_result)):
+        if given and len(given) != len(options.dataset):
+            raise UserError(f"{flag} names {len(given)} files for {len(options.dataset)} benchmarks; give one for each")
+    if math.isnan(options.loop_gate):
+        raise UserError("--loop-gate is not a number; 1.0 never opens, -inf always does")
+    for flag, count in (("--max-new-tokens", options.max_new_tokens), ("--max-samples", options.max_samples)):
+        if count is not None and count < 1:
+            raise UserError(f"{flag} is {count}; it must be at least 1")
+    wants_baseline = options.require_lossless or options.mtbench_history == "baseline"
+    if wants_baseline and not options.baseline_result:
+        raise UserError("--require-lossless and --mtbench-history baseline compare with --baseline-result; give it")
+
+
+def _default_output(options: Options, dataset: str) -> Path:
+    def slug(text: str) -> str:
+        return "".join("_" if letter in "/: " else letter for letter in text)
+
+    setting = "baseline"
+    if options.draft_model:
+        gate = f"__gate{options.loop_gate:g}" if options.loop_gate != 1.0 else ""
+        setting = f"{slug(options.draft_model)}{gate}"
+    return Path("results", slug(options.model), Path(dataset).stem, f"{setting}.json")
+
+
+def _already_there(path: Path, options: Options) -> bool:
+    if not path.exists():
+        return False
+    from dloop.results.record import read_result
+
+    stored, asked = read_result(path).config, options.recorded()
+    for name in asked.keys() - _NOT_COMPARED:
+        # What the command line left open was resolved when the file was made.
+        if asked[name] is not None and stored.get(name) != asked[name]:
+            raise UserError(
+                f"{path} exists and was measured with {name} = {stored.get(name)!r}, not {asked[name]!r}; "
+                "choose another --output or pass --overwrite"
+            )
+    print(f"{path} exists; --overwrite measures it again")
+    return True
+
+
+def _read_baseline(options: Options, place: int) -> Result | None:
+    if not options.baseline_result:
+        return None
+    from dloop.results.record import read_result
+
+    return read_result(options.baseline_result[place])
+
+
+def _check_device(options: Options, world: World) -> None:
+    from dloop.results.provenance import device_name
+
+    name = device_name(world.device)
+    if options.expect_device and not all(word in name.lower() for word in options.expect_device.split("-")):
+        raise UserError(
+            f"this device is {name!r}, --expect-device is {options.expect_device!r}; "
+            "speedups are only compared within one kind of device, so run on that one or correct the slug"
+        )
+
+
+def _finish(path: Path, result: Result, options: Options) -> None:
+    """Write the result and say in one line what it shows."""
+    from dloop.results.record import write_result
+
+    write_result(path, result)
+    summary = result.summary
+    shown = [f"{result.dataset.name}: {summary['num_responses']} responses, {summary['tokens']} tokens"]
+    if summary["throughput"]:
+        shown.append(f"{summary['throughput']:.1f} tokens/s")
+    if result.kind == "speculative" and summary["tau"]:
+        shown.append(f"acceptance length {summary['tau']:.2f}")
+    if summary["speedup"]:
+        shown.append(f"speedup {summary['speedup']:.2f}x")
+    if summary["identical_to_baseline"] is not None:
+        shown.append(f"{summary['identical_to_baseline']}/{summary['num_responses']} identical to the baseline")
+    print(", ".join(shown), "->", path)
+    if options.require_lossless and summary["identical_to_baseline"] != summary["num_responses"]:
+        raise UserError(
+            f"{path}: only {summary['identical_to_baseline']} of {summary['num_responses']} responses equal the "
+            "baseline's although --require-lossless was given; see first_divergence and divergence_margin there"
+        )
+
+
+if __name__ == "__main__":
+    run(main)

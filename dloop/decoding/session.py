@@ -1,0 +1,160 @@
+"""One process's part of an evaluation: the models it has loaded, its share of the prompts, the result in the end.
+
+Takes the options of `dloop.benchmark`; knows no file but the checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+from transformers import set_seed
+
+from dloop.cli import UserError
+from dloop.data.benchmarks import Benchmark
+from dloop.decoding.evaluation import Answer, Evaluator
+from dloop.decoding.gate import Gate
+from dloop.decoding.loop import Settings, SilentDrafter
+from dloop.decoding.target import Target
+from dloop.hosts.host import Host
+from dloop.hosts.registry import load_host
+from dloop.hosts.target_model import DTYPES, load_target, load_tokenizer
+from dloop.results.metrics import compare_settings, summarise
+from dloop.results.provenance import environment
+from dloop.results.record import Dataset, ResponseRecord, Result
+
+if TYPE_CHECKING:
+    from dloop.benchmark import Options
+    from dloop.training.distributed import World
+
+ATTENTION = "sdpa"
+
+
+class Session:
+    """Loads once, measures benchmark after benchmark."""
+
+    def __init__(self, options: Options, world: World, benchmarks: list[Benchmark]) -> None:
+        self.options, self.world = options, world
+        self.dtype = options.dtype or ("bfloat16" if world.device.type == "cuda" else "float32")
+        set_seed(options.seed)
+        torch.backends.cudnn.deterministic = True
+        speaks = any(prompt.turns is not None for benchmark in benchmarks for prompt in benchmark.prompts)
+        self.tokenizer, self.stops = self._tokenizer_and_stops(speaks)
+        self.model = load_target(
+            options.model,
+            dtype=DTYPES[self.dtype],
+            device=world.device,
+            revision=options.revision,
+            attn=ATTENTION,
+        )
+        if options.stop_token_ids is None:
+            self.stops |= _generation_stops(self.model)
+        self.host = self._load_draft()
+        self.evaluator = self._evaluator()
+        self.evaluator.warm_up(benchmarks[0].prompts[0], options.warmup_runs)
+
+    def _load_draft(self) -> Host | None:
+        if self.options.draft_model is None:
+            return None
+        host = load_host(
+            self.options.draft_model,
+            dtype=DTYPES[self.dtype],
+            device=self.world.device,
+            revision=self.options.draft_revision,
+        )
+        host.network.eval().requires_grad_(False)
+        return host
+
+    def _tokenizer_and_stops(self, speaks: bool) -> tuple[Any, frozenset[int]]:
+        given = self.options.given_stops()
+        if given is not None and not speaks:
+            return None, given
+        tokenizer = load_tokenizer(self.options.model, self.options.revision)
+        end = tokenizer.eos_token_id
+        return tokenizer, given if given is not None else frozenset() if end is None else frozenset({end})
+
+    def _evaluator(self) -> Evaluator:
+        gate = Gate(self.options.loop_gate, self.options.max_extra_stages)
+        return Evaluator(
+            target=Target(self.model, self.host.taps if self.host else ()),
+            drafter=self.host.drafter(self.model) if self.host else SilentDrafter(),
+            settings=Settings(self.options.max_new_tokens, self.stops, gate),
+            tokenizer=self.tokenizer,
+            drafts=self.host is not None,
+            thinking=self.options.thinking,
+        )
+
+    def measure(self, benchmark: Benchmark, baseline: Result | None, baseline_path: tuple[Path, ...]) -> Result | None:
+        """The result of one benchmark, on rank 0; the others return None."""
+        result = Result(
+            kind="speculative" if self.host else "baseline",
+            host=self.host.name if self.host else None,
+            config=self._resolved(benchmark),
+            env=self._environment(),
+            dataset=_dataset(benchmark),
+            responses=[],
+            summary={},
+        )
+        if baseline is not None:
+            errors, warnings = compare_settings(result, baseline)
+            if errors:
+                raise UserError(f"{baseline_path[0]} is no baseline for this run: {'; '.join(errors)}")
+            for warning in warnings:
+                self.world.say(f"warning: {warning}")
+        answers = self._answer_share(benchmark, baseline)
+        records = self._gather([self._audited(answer, baseline) for answer in answers])
+        if not self.world.is_main:
+            return None
+        records.sort(key=lambda record: (record.index, record.turn))
+        path = str(baseline_path[0]) if baseline_path else None
+        return replace(result, responses=records, summary=summarise(records, baseline, path))
+
+    def _resolved(self, benchmark: Benchmark) -> dict[str, Any]:
+        resolved = {
+            "dtype": self.dtype,
+            "device": self.world.device.type,
+            "stop_token_ids": sorted(self.stops),
+            "dataset": [benchmark.name],
+        }
+        return self.options.recorded() | resolved
+
+    def _environment(self) -> dict[str, Any]:
+        return environment(self.world.device, self.dtype, ATTENTION)
+
+    def _answer_share(self, benchmark: Benchmark, baseline: Result | None) -> list[Answer]:
+        """This process's share of the prompts: every W-th, all turns of a prompt in one place."""
+        if baseline is not None and self.options.mtbench_history == "baseline":
+            said = {(record.index, record.turn): record.text or "" for record in baseline.responses}
+            self.evaluator.histories = said
+        share = list(enumerate(benchmark.prompts))[self.world.rank :: self.world.size]
+        bar = tqdm(share, desc=benchmark.name, unit="prompt", disable=not self.world.is_main, leave=False)
+        return [answer for index, prompt in bar for answer in self.evaluator.answers(index, prompt)]
+
+    def _audited(self, answer: Answer, baseline: Result | None) -> ResponseRecord:
+        if baseline is None:
+            return answer.record
+        expected = {(record.index, record.turn): record.output_ids for record in baseline.responses}
+        return self.evaluator.audit(answer, expected.get((answer.record.index, answer.record.turn)))
+
+    def _gather(self, records: list[ResponseRecord]) -> list[ResponseRecord]:
+        return [record for part in self.world.gather(records) for record in part]
+
+
+def _generation_stops(model: Any) -> frozenset[int]:
+    found = model.generation_config.eos_token_id
+    return frozenset([] if found is None else [found] if isinstance(found, int) else found)
+
+
+def _dataset(benchmark: Benchmark) -> Dataset:
+    return Dataset(
+        name=benchmark.name,
+        hub_id=benchmark.hub_id,
+        config=benchmark.config,
+        split=benchmark.split,
+        revision=benchmark.revision,
+        total_rows=benchmark.total_rows,
+        selected_rows=[prompt.row for prompt in benchmark.prompts],
+    )
