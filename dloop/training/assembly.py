@@ -1,0 +1,153 @@
+"""From options to a trainer: rows, models, objective, optimizer and the state to go on from.
+
+It decides nothing: every value is a resolved option of `dloop/train.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dloop.cli import UserError
+from dloop.data.loader import ConversationDataset, TrainingLoader, training_loader
+from dloop.data.preview import describe_sample
+from dloop.hosts.host import Host, ObjectiveOptions
+from dloop.hosts.registry import load_host, new_host
+from dloop.hosts.target_model import decoder, embedding, load_target
+from dloop.training.distributed import World
+from dloop.training.optimizer import MasterAdamW
+from dloop.training.target_pass import FrozenTarget
+from dloop.training.trainer import Plan, Settings, Trainer
+
+if TYPE_CHECKING:
+    from dloop.train import Options
+
+
+def open_dataset(options: Options, tokenizer: Any, world: World) -> ConversationDataset:
+    """The training rows; one process a node builds their index."""
+    with world.one_a_node_first():
+        return ConversationDataset(
+            options.train_data_path,
+            tokenizer,
+            options.chat_template,
+            options.max_length,
+            system_prompt=options.system_prompt,
+            train_only_last_turn=options.train_only_last_turn,
+            strict=options.strict_data,
+            cache_dir=options.cache_dir,
+        )
+
+
+def epoch_loader(
+    options: Options, dataset: ConversationDataset, world: World, epoch: int, start: int
+) -> TrainingLoader:
+    """This process's batches of `epoch` from batch `start` on."""
+    return training_loader(
+        dataset,
+        batch_size=options.batch_size,
+        rank=world.rank,
+        world_size=world.size,
+        epoch=epoch,
+        start_batch=start,
+        num_workers=options.dataloader_num_workers,
+    )
+
+
+def plan_run(options: Options, dataset: ConversationDataset, world: World) -> Plan:
+    """How many steps the run has; a resolved `global_batch_size` is needed."""
+    assert options.global_batch_size is not None
+    return Plan.of(
+        len(epoch_loader(options, dataset, world, epoch=0, start=0)),
+        epochs=options.num_epochs,
+        accumulation=options.global_batch_size // (world.size * options.batch_size),
+        max_steps=options.max_steps,
+    )
+
+
+def build_trainer(
+    options: Options, world: World, dataset: ConversationDataset, plan: Plan, checkpoint: Path | None
+) -> Trainer:
+    """Load the models and put the trainer together, in the state of `checkpoint` if there is one."""
+    dtype = getattr(torch, str(options.dtype))
+    target = load_target(options.target_model_path, dtype=dtype, device=world.device, revision=options.revision)
+    check_target(options, target, dataset.encode.tokenizer)
+    host = load_draft(options, checkpoint, dtype, world.device)
+    host.check_target(target)
+    chosen = {field.name: getattr(options, field.name) for field in fields(ObjectiveOptions)}
+    objective = host.objective(target, ObjectiveOptions(**chosen))
+    say_start(host, target, dataset, plan, checkpoint, world)
+    trainer = Trainer(
+        world=world,
+        host=host,
+        objective=objective,
+        target=FrozenTarget(target, objective.taps, seed=options.seed, position_offset_max=options.position_offset_max),
+        optimizer=MasterAdamW(objective.parameters(), max_grad_norm=options.max_grad_norm),
+        loader=lambda epoch, start: epoch_loader(options, dataset, world, epoch, start),
+        plan=plan,
+        settings=Settings(
+            learning_rate=options.learning_rate,
+            warmup_ratio=options.warmup_ratio,
+            log_interval=options.log_interval,
+            save_interval=options.save_interval,
+            keep_checkpoints=options.keep_checkpoints,
+            dtype=dtype,
+        ),
+        folder=options.output_dir,
+    )
+    if checkpoint is not None:
+        trainer.resume(checkpoint)
+    return trainer
+
+
+def load_draft(options: Options, checkpoint: Path | None, dtype: torch.dtype, device: torch.device) -> Host:
+    """The draft to train: the checkpoint to go on from, else the start the command line names."""
+    if checkpoint is not None:
+        return load_host(str(checkpoint), dtype=dtype, device=device)
+    if options.draft_init_path is not None:
+        return load_host(options.draft_init_path, dtype=dtype, device=device, revision=options.draft_revision)
+    assert options.draft_config is not None
+    return new_host(options.draft_config, seed=options.seed, dtype=dtype, device=device)
+
+
+def check_target(options: Options, target: nn.Module, tokenizer: Any) -> None:
+    """Refuse a target that cannot see every token or every position of the run."""
+    rows = embedding(target).num_embeddings
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"the tokenizer of {options.target_model_path} has {len(tokenizer)} tokens, its model {rows}; "
+            "they do not belong together"
+        )
+    config: Any = decoder(target).config
+    if options.position_offset_max > config.max_position_embeddings:
+        raise UserError(
+            f"--position-offset-max {options.position_offset_max} leaves the target's "
+            f"{config.max_position_embeddings} positions; give at most that"
+        )
+
+
+def say_start(
+    host: Host,
+    target: nn.Module,
+    dataset: ConversationDataset,
+    plan: Plan,
+    checkpoint: Path | None,
+    world: World,
+) -> None:
+    """Print what is about to be trained on what: sizes, steps, and one row with its supervised part."""
+    if not world.is_main:
+        return
+
+    def million(module: nn.Module) -> str:
+        return f"{sum(parameter.numel() for parameter in module.parameters()) / 1e6:.2f} M parameters"
+
+    print(f"target: {million(target)}, frozen; {host.name} draft: {million(host.network)}")
+    print(
+        f"{plan.total_steps} steps in {plan.epochs} epochs of {len(dataset)} rows, {world.size} processes, "
+        f"{plan.accumulation} micro-steps a step"
+    )
+    print(f"going on from {checkpoint}" if checkpoint else "from the start")
+    print(describe_sample(dataset, 0), flush=True)
