@@ -157,7 +157,6 @@ class Configuration:
             **self._target_flags(target),
             **self.values["evaluation"],
             "draft_model": self.draft_source(target, host, draft),
-            "loop_gate": 1.0,
             **chosen.get("flags_for", {}).get(target, chosen["flags"]),
         }
 
@@ -235,6 +234,8 @@ def _sentence(error: Any) -> str:
         return f"{place} does not know {found!r}{_suggestion(found, error.validator_value)}"
     if error.validator == "type" and "number" in error.validator_value and _looks_numeric(found):
         return f"{place} is the text {found!r}: YAML reads a number only with a point in it, as 6.0e-4"
+    if error.validator == "type" and error.validator_value == "boolean":
+        return f"{place} is {found!r}: write true or false in the file, --config {place}=True on a command line"
     if error.validator == "pattern":
         return f"{place}: the name {found!r} may hold only lower-case letters, digits, points and hyphens"
     return f"{place}: {error.message}"

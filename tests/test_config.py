@@ -1,0 +1,214 @@
+"""The configurations in the repository, what is refused in one, and the flags jobs get from it."""
+
+import copy
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dloop.cli import UserError
+from dloop.config import Configuration, command_line
+
+ROOT = Path(__file__).parents[1]
+SCHEMA = ROOT / "workflow/schemas/config.schema.yaml"
+
+
+def load(name):
+    return yaml.safe_load((ROOT / "config" / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def paper():
+    return load("config.yaml")
+
+
+@pytest.fixture
+def demo():
+    return load("demo.yaml")
+
+
+def refusal(values):
+    with pytest.raises(UserError) as caught:
+        Configuration(values, SCHEMA)
+    return str(caught.value)
+
+
+def rows(values):
+    return [(row.target, row.host, row.setting, row.draft) for row in Configuration(values, SCHEMA).experiments]
+
+
+def test_paper_rows_are_settings_by_targets(paper):
+    assert rows(paper) == [
+        (target, "dflash", setting, draft)
+        for target in ("qwen3-4b", "qwen3-8b")
+        for setting, draft in (("released", "released"), ("dloop", "published"))
+    ]
+
+
+def test_loop_draft_and_control_choose_the_rows(paper):
+    paper |= {"loop_draft": "trained", "control": True}
+    assert rows(paper)[:3] == [
+        ("qwen3-4b", "dflash", "released", "released"),
+        ("qwen3-4b", "dflash", "dloop", "trained"),
+        ("qwen3-4b", "dflash", "dloop", "control"),
+    ]
+
+
+def test_what_is_trained(paper, demo):
+    assert Configuration(paper, SCHEMA).trained_drafts() == [
+        ("qwen3-4b", "dflash", "trained"),
+        ("qwen3-8b", "dflash", "trained"),
+    ]
+    drafts = [draft for _, _, draft in Configuration(demo, SCHEMA).trained_drafts()]
+    assert drafts == ["released", "trained", "control"]
+
+
+def test_the_paper_has_eight_benchmarks_in_the_order_of_its_tables(paper):
+    names = ["gsm8k", "math500", "aime25", "humaneval", "mbpp", "livecodebench", "mt-bench", "alpaca"]
+    configuration = Configuration(paper, SCHEMA)
+    assert configuration.benchmarks == names
+    assert [configuration.dataset(name) for name in names] == names
+
+
+def test_a_row_adds_a_row_and_flags_for_a_target_replace_its_flags(paper):
+    paper["settings"]["dflash"]["dloop-ddtree"] = {
+        "draft": "loop",
+        "flags": {"loop_gate": -0.5, "tree_budget": 256, "stage_tree_budget": 64},
+        "flags_for": {"qwen3-8b": {"loop_gate": -0.75, "tree_budget": 128}},
+    }
+    configuration = Configuration(paper, SCHEMA)
+    assert len(configuration.experiments) == 6
+    small = configuration.evaluation_flags("qwen3-4b", "dflash", "dloop-ddtree", "published")
+    large = configuration.evaluation_flags("qwen3-8b", "dflash", "dloop-ddtree", "published")
+    assert (small["loop_gate"], small["tree_budget"], small["stage_tree_budget"]) == (-0.5, 256, 64)
+    assert (large["loop_gate"], large["tree_budget"]) == (-0.75, 128)
+    assert "stage_tree_budget" not in large
+
+
+def test_evaluation_flags_of_the_paper(paper):
+    flags = Configuration(paper, SCHEMA).evaluation_flags("qwen3-8b", "dflash", "dloop", "published")
+    assert flags == {
+        "model": "Qwen/Qwen3-8B",
+        "max_new_tokens": 2048,
+        "dtype": "bfloat16",
+        "draft_model": "naver-ai/DLoop-DFlash-Qwen3-8B",
+        "loop_gate": -0.5,
+    }
+
+
+def test_a_baseline_has_no_flags_that_need_a_baseline(demo):
+    demo["evaluation"] |= {"require_lossless": True, "mtbench_history": "baseline"}
+    configuration = Configuration(demo, SCHEMA)
+    assert not {"require_lossless", "mtbench_history"} & configuration.baseline_flags("tiny").keys()
+    assert configuration.evaluation_flags("tiny", "dflash", "dloop", "trained")["require_lossless"] is True
+
+
+def test_a_revision_reaches_every_stage_that_loads_the_target(paper):
+    paper["targets"]["qwen3-4b"]["revision"] = "abc123"
+    configuration = Configuration(paper, SCHEMA)
+    for flags in (
+        configuration.baseline_flags("qwen3-4b"),
+        configuration.regeneration_flags("qwen3-4b"),
+        configuration.training_flags("qwen3-4b", "dflash", "trained"),
+    ):
+        assert flags["revision"] == "abc123"
+    assert "revision" not in configuration.baseline_flags("qwen3-8b")
+
+
+def test_training_flags_of_the_paper_are_the_release_s(paper):
+    flags = Configuration(paper, SCHEMA).training_flags("qwen3-4b", "dflash", "trained")
+    assert command_line(flags) == (
+        "--target-model-path Qwen/Qwen3-4B --chat-template qwen --max-length 4096 --num-epochs 1 --batch-size 1 "
+        "--global-batch-size 64 --learning-rate 0.0006 --warmup-ratio 0.04 --max-grad-norm 1.0 --seed 42 "
+        "--dtype bfloat16 --attention-backend flex_attention --num-anchors 512 --loss-decay-gamma 7.0 "
+        "--position-offset-max 28672 --dloop-max-stage 3 --draft-init-path z-lab/Qwen3-4B-DFlash-b16"
+    )
+
+
+def test_a_control_differs_from_ours_by_the_loop_alone(paper):
+    configuration = Configuration(paper, SCHEMA)
+    ours, control = (configuration.training_flags("qwen3-4b", "dflash", draft) for draft in ("trained", "control"))
+    assert {key for key in ours if ours[key] != control[key]} == {"dloop_max_stage"}
+    assert control["dloop_max_stage"] == 0
+
+
+def test_the_demo_s_released_draft_starts_from_scratch(demo):
+    configuration = Configuration(demo, SCHEMA)
+    flags = configuration.training_flags("tiny", "dflash", "released")
+    assert "draft_config" in flags
+    assert "draft_init_path" not in flags
+    assert flags["dloop_max_stage"] == 0
+    ours = configuration.training_flags("tiny", "dflash", "trained")
+    assert ours["draft_init_path"] == "results/train/tiny/dflash/released/final"
+    assert "draft_config" not in ours
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda c: c.update(loop_drafts="trained"), "'loop_drafts' is not a key of the top level: did you mean"),
+        (lambda c: c.pop("gpu"), "the top level lacks the key 'gpu'"),
+        (lambda c: c.update(loop_draft="publishd"), "did you mean 'published'?"),
+        (lambda c: c["hosts"].update(dflsh=c["hosts"].pop("dflash")), "did you mean 'dflash'?"),
+        (lambda c: c["hosts"]["dflash"]["training"].update(num_anchor=1), "'num_anchor' is not a key of"),
+        (lambda c: c["training"].update(learning_rate="6e-4"), "as 6.0e-4"),
+        (lambda c: c.update(control="true"), "control=True on a command line"),
+        (lambda c: c["targets"].update(Qwen=c["targets"].pop("qwen3-4b")), "the name 'Qwen' may hold only"),
+        (lambda c: c["evaluation"].update(max_new_tokens=0), "evaluation.max_new_tokens: 0 is less than"),
+        (lambda c: c["benchmarks"].update(gsm9k={}), "did you mean 'gsm8k'?"),
+        (lambda c: c["prompts"].update(dataset="perfectblent"), "did you mean 'perfectblend'?"),
+        (
+            lambda c: c["targets"].update({"qwen3-14b": c["targets"]["qwen3-8b"]}),
+            "targets.qwen3-14b is used by no host",
+        ),
+        (
+            lambda c: c["hosts"]["dflash"]["drafts"].update({"qwen3-4": {"released": "a", "published": "b"}}),
+            "'qwen3-4' is not a target: did you mean 'qwen3-4b'?",
+        ),
+        (lambda c: c["hosts"]["dflash"]["drafts"]["qwen3-4b"].pop("published"), "set loop_draft to trained"),
+        (lambda c: c["settings"].clear(), "hosts.dflash is evaluated under no setting"),
+        (lambda c: c["settings"].update(domino=c["settings"]["dflash"]), "settings.domino belongs to a host"),
+        (
+            lambda c: c["settings"]["dflash"]["dloop"]["flags"].update(mtp_k=3),
+            "settings.dflash.dloop: mtp_k is a flag of mtp, dflash does not know it",
+        ),
+        (
+            lambda c: c["settings"]["dflash"]["dloop"]["flags"].update(stage_tree_budget=64),
+            "stage_tree_budget has no effect without tree_budget",
+        ),
+        (
+            lambda c: c["settings"]["dflash"]["dloop"].update(flags_for={"qwen3-14b": {}}),
+            "host dflash has no drafts for target 'qwen3-14b'",
+        ),
+    ],
+)
+def test_mistakes_are_refused_with_one_sentence(paper, change, sentence):
+    change(paper)
+    message = refusal(paper)
+    assert sentence in message
+    assert message.startswith("config: ")
+    assert "\n" not in message
+
+
+def test_a_combination_outside_the_registries_is_refused(paper, demo):
+    configuration = Configuration(paper, SCHEMA)
+    with pytest.raises(UserError, match="no setting 'dloop-ddtree': it has released, dloop"):
+        configuration.evaluation_flags("qwen3-4b", "dflash", "dloop-ddtree", "published")
+    with pytest.raises(UserError, match="no drafts for target 'tiny'"):
+        configuration.draft_source("tiny", "dflash", "released")
+    with pytest.raises(UserError, match="no 'published' draft"):
+        Configuration(demo, SCHEMA).draft_source("tiny", "dflash", "published")
+
+
+def test_checking_leaves_the_values_alone(paper):
+    before = copy.deepcopy(paper)
+    Configuration(paper, SCHEMA)
+    assert paper == before
+
+
+def test_a_command_line_survives_a_shell():
+    flags = {"loop_gate": -0.5, "strict_data": True, "resume": False, "note": "it's a demo, 2 cores"}
+    assert shlex.split(command_line(flags)) == [
+        *("--loop-gate", "-0.5", "--strict-data", "--no-resume", "--note", "it's a demo, 2 cores")
+    ]
