@@ -2,7 +2,7 @@
 
 import dloop
 
-STAGE = '''
+STAGE = """
 import sys
 from pathlib import Path
 
@@ -20,7 +20,7 @@ for option in ("--output", "--plots"):
             else:
                 for name in PLOTS:
                     (path / name).write_text("made\\n")
-'''
+"""
 
 
 def stub_stages(project):
