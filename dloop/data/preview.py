@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dloop.data.loader import ConversationDataset
 
 _EDGE = 160
-"""Characters shown at either end of a long run of text."""
+"""Characters shown at either end of a run of text more than three times as long."""
 
 
 def describe_sample(dataset: ConversationDataset, row: int) -> str:
@@ -42,6 +42,6 @@ def _one_line(text: str) -> str:
 
 def _shortened(text: str) -> str:
     left_out = len(text) - 2 * _EDGE
-    if left_out <= 0:
+    if left_out <= _EDGE:
         return text
     return f"{text[:_EDGE]} [... {left_out} characters ...] {text[-_EDGE:]}"
