@@ -123,9 +123,7 @@ BENCHMARKS: dict[str, Source] = {
         evaluated=80,
         turns=lambda row: list(row["prompt"]),
     ),
-    "alpaca": Source(
-        hub_id="tatsu-lab/alpaca", split="train", total_rows=52002, evaluated=128, turns=_alpaca
-    ),
+    "alpaca": Source(hub_id="tatsu-lab/alpaca", split="train", total_rows=52002, evaluated=128, turns=_alpaca),
 }
 """The names `--dataset` accepts, in the order of the tables."""
 
@@ -155,9 +153,7 @@ class Benchmark:
     prompts: list[Prompt]
 
 
-def load_benchmark(
-    name_or_path: str, *, max_samples: int | None = None, revision: str | None = None
-) -> Benchmark:
+def load_benchmark(name_or_path: str, *, max_samples: int | None = None, revision: str | None = None) -> Benchmark:
     """A benchmark by name, from the hub, or a JSONL file by path, selected in evaluation order.
 
     A hub benchmark is cut to the paper's number of rows, or to `max_samples`, by `selected_rows`. A file is
@@ -233,13 +229,10 @@ def _turns(source: Source, rows: Sequence[Row], row: int) -> list[str]:
 def _from_file(path: Path, max_samples: int | None) -> Benchmark:
     refuse_json_array(path)
     prompts = [
-        _file_prompt(raw, position, f"{path}:{line + 1}")
-        for position, (line, raw) in enumerate(iter_lines(path))
+        _file_prompt(raw, position, f"{path}:{line + 1}") for position, (line, raw) in enumerate(iter_lines(path))
     ]
     if not prompts:
-        raise UserError(
-            f"{path} holds no prompts: it needs one JSON object with `turns` or `prompt_ids` a line"
-        )
+        raise UserError(f"{path} holds no prompts: it needs one JSON object with `turns` or `prompt_ids` a line")
     return Benchmark(
         name=path.stem,
         hub_id=None,
@@ -256,14 +249,10 @@ def _file_prompt(raw: bytes, position: int, where: str) -> Prompt:
     try:
         fields = parse_row(raw)
     except RowError as error:
-        raise UserError(
-            f"{where} is not a prompt ({error}): write one JSON object in UTF-8 a line"
-        ) from error
+        raise UserError(f"{where} is not a prompt ({error}): write one JSON object in UTF-8 a line") from error
     turns, ids, row = fields.get("turns"), fields.get("prompt_ids"), fields.get("row", position)
     if (turns is None) == (ids is None):
-        raise UserError(
-            f"{where} must have exactly one of `turns` and `prompt_ids`: give the one that is meant"
-        )
+        raise UserError(f"{where} must have exactly one of `turns` and `prompt_ids`: give the one that is meant")
     if turns is not None and not _list_of(turns, lambda turn: isinstance(turn, str)):
         raise UserError(f'{where} has `turns` that are not a list of texts: write ["the user\'s first turn"]')
     if ids is not None and not _list_of(ids, _is_count):

@@ -147,9 +147,7 @@ def _with_prefix(message: Message, prefix: str) -> Message:
     return message | {"content": prefix + message["content"]}
 
 
-def prompt_ids(
-    messages: list[Message], tokenizer: PreTrainedTokenizerBase, thinking: bool = False
-) -> list[int]:
+def prompt_ids(messages: list[Message], tokenizer: PreTrainedTokenizerBase, thinking: bool = False) -> list[int]:
     """Token ids that ask for the next answer; no system prompt, no special tokens beyond the template's.
 
     Raises `UserError` if the tokenizer's template cannot render `messages`, or opens the text twice.

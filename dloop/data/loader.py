@@ -137,9 +137,7 @@ class ConversationDataset(Dataset[Sample]):
     def _sample(self, row: int, replaced: tuple[Replaced, ...]) -> Sample:
         encoded = self.encode(normalise(parse_row(self.rows[row])))
         ids = torch.tensor([encoded.input_ids], dtype=torch.int64)
-        return Sample(
-            ids, torch.ones_like(ids), torch.tensor([encoded.loss_mask], dtype=torch.int64), replaced
-        )
+        return Sample(ids, torch.ones_like(ids), torch.tensor([encoded.loss_mask], dtype=torch.int64), replaced)
 
 
 def epoch_order(rows: int, world_size: int, epoch: int) -> np.ndarray:
@@ -188,9 +186,7 @@ class _Placed(Dataset[tuple[int, "Sample | UserError"]]):
             return place, error
 
 
-def _collate(
-    epoch: int, placed: list[tuple[int, Sample | UserError]]
-) -> tuple[Batch, list[Replaced]] | UserError:
+def _collate(epoch: int, placed: list[tuple[int, Sample | UserError]]) -> tuple[Batch, list[Replaced]] | UserError:
     samples: list[Sample] = []
     for _, sample in placed:
         if isinstance(sample, UserError):
@@ -213,9 +209,7 @@ def _padded(rows: list[Tensor]) -> Tensor:
 class TrainingLoader:
     """One rank's batches of one epoch, made by `training_loader`; `len` counts the whole epoch."""
 
-    def __init__(
-        self, dataset: ConversationDataset, batches: _Batches, *, epoch: int, num_workers: int
-    ) -> None:
+    def __init__(self, dataset: ConversationDataset, batches: _Batches, *, epoch: int, num_workers: int) -> None:
         self._dataset = dataset
         self._batches = batches
         self._replaced: Counter[str] = Counter()
@@ -243,15 +237,11 @@ class TrainingLoader:
             self._note(replaced)
             yield batch
         if self._replaced:
-            log.warning(
-                "rank %d: rows replaced in this epoch: %s", self._batches.rank, _in_words(self._replaced)
-            )
+            log.warning("rank %d: rows replaced in this epoch: %s", self._batches.rank, _in_words(self._replaced))
 
     def _note(self, replaced: list[Replaced]) -> None:
         for bad in islice(replaced, max(0, _LOGGED_ROWS - self._replaced.total())):
-            log.warning(
-                "%s: %s, replaced by the next usable row", self._dataset.rows.where(bad.row), bad.reason
-            )
+            log.warning("%s: %s, replaced by the next usable row", self._dataset.rows.where(bad.row), bad.reason)
         self._replaced.update(bad.reason for bad in replaced)
 
     def replaced_counts(self) -> dict[str, int]:
