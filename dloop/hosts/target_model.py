@@ -27,7 +27,10 @@ def load_target(
     Safetensors only, and code from the repository is never run.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    # Our own bars say how far the work is; the library's flashes by and spoils log files.
+    logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, revision=revision, attn_implementation=attn, use_safetensors=True
