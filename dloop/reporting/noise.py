@@ -1,0 +1,35 @@
+"""How much a speedup would move with other prompts of the same kind: paired resampling of the responses.
+
+It sees the choice of prompts and the jitter between responses; it cannot see a load that differed between the two
+runs. The same responses are drawn for every row of a benchmark, so that a gain between two rows is paired as well.
+"""
+
+import zlib
+
+import numpy as np
+
+from dloop.results.metrics import Records
+
+DRAWS = 1000
+
+
+def resampled_speedups(method: Records, baseline: Records, benchmark: str) -> np.ndarray:
+    """Speedups [DRAWS] of resampled responses; NaN without a common response that has a round."""
+    reference = {(part.index, part.turn): part.tpot for part in baseline if part.acceptance_lengths}
+    pairs = [
+        (reference[part.index, part.turn], part.tpot)
+        for part in method
+        if part.acceptance_lengths and (part.index, part.turn) in reference
+    ]
+    if not pairs:
+        return np.full(DRAWS, np.nan)
+    # The seed comes from the benchmark: alike for the rows of one, unlike for the benchmarks of an average.
+    picks = np.random.default_rng(zlib.crc32(benchmark.encode())).integers(len(pairs), size=(DRAWS, len(pairs)))
+    means = np.asarray(pairs)[picks].mean(axis=1)
+    return means[:, 0] / means[:, 1]
+
+
+def interval(draws: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of resampled numbers."""
+    low, high = np.quantile(draws, (0.025, 0.975))
+    return float(low), float(high)

@@ -1,0 +1,153 @@
+"""The overview: what the loop adds to each host on each target, averaged over the benchmarks."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from dloop.reporting import text
+from dloop.reporting.collect import Collected
+from dloop.reporting.labels import HOSTS, LOOPED, Row
+from dloop.reporting.measurement import Measurement
+from dloop.reporting.noise import interval
+
+HARDLY_OPENED = 0.05
+"""Share of rounds with an additional stage up to which a gain says nothing about the loop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A line of the overview: what the loop adds to a host on a target. Gains are relative: 0.08 is 8 % more."""
+
+    row: Row
+    """The looped row."""
+    family: str
+    """The host's name, its tree and what else tells the setting apart."""
+    released: Measurement
+    looped: Measurement
+    control: Measurement | None
+
+    @property
+    def speedup_gain(self) -> float:
+        """Gain in speedup over the released draft."""
+        return self.looped.speedup / self.released.speedup - 1
+
+    @property
+    def gain_interval(self) -> tuple[float, float]:
+        """The middle 95 % of that gain when the responses are resampled, the same ones on both sides."""
+        return interval(self.looped.draws / self.released.draws - 1)
+
+    @property
+    def tau_gain(self) -> float:
+        """Gain in acceptance length."""
+        return self.looped.tau / self.released.tau - 1
+
+    @property
+    def modelled_gain(self) -> float:
+        """Gain in the modelled speedup."""
+        return self.looped.modelled_speedup / self.released.modelled_speedup - 1
+
+    @property
+    def hardly_opened(self) -> bool:
+        """Whether too few rounds had an additional stage to call the gain the loop's."""
+        return self.looped.open_share <= HARDLY_OPENED
+
+
+def pairs(found: Collected) -> list[Pair]:
+    """Every looped row beside the released one and, where there is one, the control."""
+    return [_pair(found, row) for row in found.rows if row.looped and not row.is_control]
+
+
+def _pair(found: Collected, row: Row) -> Pair:
+    family = [other for other in found.rows if (other.target, other.host) == (row.target, row.host)]
+    alike = [other for other in family if other.tree == row.tree]
+    released = next((r for r in alike if r.draft == "released" and not r.looped and not r.variant), None)
+    control = next((other for other in alike if other.is_control and other.setting == row.setting), None)
+    return Pair(
+        row=row,
+        family=_family_label(row, family),
+        released=found.average(released),
+        looped=found.average(row),
+        control=found.average(control) if control else None,
+    )
+
+
+def _family_label(row: Row, family: list[Row]) -> str:
+    name = HOSTS.get(row.host, row.host) + (f" + {row.tree}" if row.tree else "")
+    twins = [other for other in family if other.setting == row.setting and not other.is_control]
+    remarks = [row.variant] * bool(row.variant) + [row.draft] * (len(twins) > 1)
+    return f"{name} ({', '.join(remarks)})" if remarks else name
+
+
+def frame(lines: Sequence[Pair]) -> pd.DataFrame:
+    """The overview for other programs."""
+    return pd.DataFrame([_frame_line(line, line.control or Measurement()) for line in lines])
+
+
+def _frame_line(pair: Pair, control: Measurement) -> dict[str, object]:
+    low, high = pair.gain_interval
+    return {
+        "target": pair.row.target,
+        "host": pair.family,
+        "released_speedup": pair.released.speedup,
+        "dloop_speedup": pair.looped.speedup,
+        "speedup_gain": pair.speedup_gain,
+        "speedup_gain_low": low,
+        "speedup_gain_high": high,
+        "released_tau": pair.released.tau,
+        "dloop_tau": pair.looped.tau,
+        "tau_gain": pair.tau_gain,
+        "released_modelled_speedup": pair.released.modelled_speedup,
+        "dloop_modelled_speedup": pair.looped.modelled_speedup,
+        "modelled_speedup_gain": pair.modelled_gain,
+        "control_speedup": control.speedup,
+        "control_tau": control.tau,
+        "control_modelled_speedup": control.modelled_speedup,
+        "dloop_extra_stages": pair.looped.extra_stages,
+        "dloop_open_share": pair.looped.open_share,
+    }
+
+
+def cells(found: Collected, lines: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
+    """Heads and texts of the overview; modelled gains and controls only where there are any."""
+    columns: list[tuple[str, Callable[[Pair], str]]] = [
+        ("Target", lambda pair: pair.row.target),
+        ("Host", lambda pair: pair.family),
+        ("Released", lambda pair: _both(pair.released)),
+        (LOOPED, lambda pair: _both(pair.looped)),
+        ("Gain in speedup", _speedup_gain),
+        ("Gain in τ", lambda pair: _unless_shut(pair, text.gain(pair.tau_gain))),
+    ]
+    if found.costs:
+        columns.append(("Gain, modelled", lambda pair: _unless_shut(pair, text.gain(pair.modelled_gain))))
+    if any(pair.control for pair in lines):
+        columns.append(("+ control", lambda pair: _both(pair.control) if pair.control else text.MISSING))
+    return [head for head, _ in columns], [[show(pair) for _, show in columns] for pair in lines]
+
+
+def sentence(pair: Pair) -> str:
+    """A line of the overview in words."""
+    parts = [f"{LOOPED} {_both(pair.looped)} against {_both(pair.released)}"]
+    if pair.hardly_opened:
+        parts.append("the gate hardly opened, so no gain is stated")
+    else:
+        parts += [f"speedup {_speedup_gain(pair)}", f"τ {text.gain(pair.tau_gain)}"]
+        parts += [f"modelled speedup {text.gain(pair.modelled_gain)}"] * (not math.isnan(pair.modelled_gain))
+    parts += [f"+ control {_both(pair.control)}"] if pair.control else []
+    return f"{pair.row.target}, {pair.family}: {'; '.join(parts)}"
+
+
+def _both(numbers: Measurement) -> str:
+    return f"{text.ratio(numbers.speedup)} / {text.length(numbers.tau)}"
+
+
+def _speedup_gain(pair: Pair) -> str:
+    if pair.hardly_opened:
+        return "gate hardly opened"
+    bounds = text.spread(pair.gain_interval, "{:+.1f}", 100)
+    return text.gain(pair.speedup_gain) + ("" if math.isnan(pair.speedup_gain) else f" ({bounds})")
+
+
+def _unless_shut(pair: Pair, gain: str) -> str:
+    return text.MISSING if pair.hardly_opened else gain

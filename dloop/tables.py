@@ -1,0 +1,106 @@
+"""From result files to tables and plots; decodes nothing, imports no torch.
+
+    python -m dloop.tables --gpu cpu --experiments experiments.json --benchmarks gsm8k mbpp --output results/tables/cpu
+
+One table a host (`dflash.md`, `.csv`, `.tex`) and an `overview`, two pictures, and the main tables on the terminal.
+Refuses results made with other options than the experiments ask for, and results that must not be compared.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dloop.cli import UserError, parse, run
+
+if TYPE_CHECKING:
+    from dloop.reporting.collect import Collected
+    from dloop.reporting.overview import Pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Make tables and plots from result files."""
+
+    experiments: str
+    """The rows in their order: a JSON list of {target, host, setting, draft, flags}, or a file that holds it. A
+    result whose stored options differ from `flags` is refused."""
+
+    benchmarks: tuple[str, ...]
+    """The columns in their order; of a path to a JSONL file the stem."""
+
+    gpu: str
+    """Slug of the GPU type: the folder below `baseline` and `eval`."""
+
+    output: Path
+    """Folder of the tables."""
+
+    plots: Path
+    """Folder of the pictures."""
+
+    results: Path = Path("results")
+    """Folder with `baseline/GPU/TARGET/BENCHMARK.json` and `eval/GPU/TARGET/HOST/SETTING/DRAFT/BENCHMARK.json`."""
+
+    cost_table: Path | None = None
+    """Seconds by rows and stages (python -m dloop.cost_table): adds the modelled speedup beside the measured one."""
+
+    note: str | None = None
+    """A remark shown with every table."""
+
+
+def main() -> None:
+    """Entry point of the tables rule."""
+    make(parse(Options))
+
+
+def make(options: Options) -> list[Path]:
+    """Read the results, write all tables and pictures, show the main ones; returns the files for people."""
+    from dloop.reporting.collect import collect, read_rows
+    from dloop.reporting.modelled import read_cost_table
+    from dloop.reporting.overview import pairs
+    from dloop.reporting.plots import draw
+    from dloop.reporting.terminal import show
+
+    costs = read_cost_table(options.cost_table) if options.cost_table else None
+    rows = read_rows(_json(options.experiments))
+    found = collect(options.results, options.gpu, rows, options.benchmarks, costs)
+    lines = pairs(found)
+    pictures = draw(found, lines, options.plots)
+    written = _write(options, found, lines, pictures)
+    show(found, lines, options.note, [*written, *pictures])
+    return [*written, *pictures]
+
+
+def _write(options: Options, found: "Collected", lines: Sequence["Pair"], pictures: Sequence[Path]) -> list[Path]:
+    from dloop.reporting import latex, layout, markdown, overview
+    from dloop.results.atomic import write_text
+
+    folder, note = options.output, options.note
+    pages = {
+        "overview.md": markdown.overview_page(found, lines, note, pictures, folder),
+        "overview.csv": overview.frame(lines).to_csv(index=False),
+        "overview.tex": latex.overview_table(found, lines, note),
+    }
+    for host in found.hosts:
+        pages[f"{host}.md"] = markdown.host_page(found, host, lines, note)
+        pages[f"{host}.csv"] = layout.tidy(found, host).to_csv(index=False)
+        pages[f"{host}.tex"] = latex.host_table(found, host, note)
+    for name, text in pages.items():
+        write_text(folder / name, text)
+    return [folder / name for name in pages if name.endswith(".md")]
+
+
+def _json(text_or_path: str) -> object:
+    """A list given as text, or in a file."""
+    try:
+        inline = text_or_path.lstrip().startswith("[")
+        return json.loads(text_or_path if inline else Path(text_or_path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--experiments {text_or_path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"--experiments is not JSON: {error}") from None
+
+
+if __name__ == "__main__":
+    run(main)
