@@ -47,3 +47,9 @@ rule all_baselines:
 rule all_training:
     input:
         training_files(),
+
+
+onsuccess:
+    shown = Path(f"logs/tables/{plan['gpu']}.log")
+    if shown.exists() and shown.stat().st_mtime > workflow.start_time.timestamp():
+        print(shown.read_text())

@@ -104,12 +104,11 @@ class Configuration:
 
     def _rows(self, target: str, host: str) -> Iterator[Experiment]:
         settings = self.values["settings"][host]
-        loops = [name for name, setting in settings.items() if setting["draft"] == "loop"]
         for name, setting in settings.items():
             draft = self.values["loop_draft"] if setting["draft"] == "loop" else setting["draft"]
             yield self._experiment(target, host, name, draft)
-        if self.values["control"] and loops:
-            yield self._experiment(target, host, loops[0], "control")
+        if self.values["control"]:
+            yield self._experiment(target, host, next(filter(is_looped, settings)), "control")
 
     def _experiment(self, target: str, host: str, setting: str, draft: str) -> Experiment:
         flags = self.evaluation_flags(target, host, setting, draft)
@@ -261,6 +260,8 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
         for name, setting in settings.items():
             for flags in (setting["flags"], *setting.get("flags_for", {}).values()):
                 yield from _flag_problems(host, f"settings.{host}.{name}", flags)
+                if not is_looped(name) and (setting["draft"] == "loop" or LOOP_FLAGS & flags.keys()):
+                    yield f"settings.{host}.{name} loops: give it a name that begins with 'dloop'"
     for name, entry in values["benchmarks"].items():
         if "file" not in entry and name not in BENCHMARKS:
             hint = _suggestion(name, list(BENCHMARKS))
@@ -273,6 +274,9 @@ def _registry_problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"settings.{host} belongs to a host that hosts does not list"
     for host in hosts.keys() - settings.keys():
         yield f"hosts.{host} is evaluated under no setting: add settings.{host} or remove the host"
+    for host in hosts.keys() & settings.keys():
+        if "released" not in settings[host] or not any(map(is_looped, settings[host])):
+            yield f"settings.{host} needs the setting 'released' and one that begins with 'dloop', to compare them"
     for host, entry in hosts.items():
         for target, drafts in entry["drafts"].items():
             if target not in targets:
@@ -285,6 +289,11 @@ def _registry_problems(values: Mapping[str, Any]) -> Iterator[str]:
     used = {target for entry in hosts.values() for target in entry["drafts"]}
     for target in targets.keys() - used:
         yield f"targets.{target} is used by no host: add drafts for it or remove it"
+
+
+def is_looped(setting: str) -> bool:
+    """Whether a setting of this name asks for additional stages: tables tell them by the first word."""
+    return setting.split("-")[0] == "dloop"
 
 
 def _flag_problems(host: str, place: str, flags: Mapping[str, Any]) -> Iterator[str]:

@@ -1,41 +1,46 @@
 """Which change reruns what: the workflow is run once with stages that only write their outputs."""
 
+import copy
+
+import pytest
+
 import dloop
 
-STAGE = """
+BENCHMARK = """
 import sys
 from pathlib import Path
 
 words = sys.argv[1:]
-for option in ("--output", "--plots"):
-    if option in words:
-        start = words.index(option) + 1
-        end = next((at for at in range(start, len(words)) if words[at].startswith("--")), len(words))
-        for path in map(Path, words[start:end]):
-            if path.suffix:
-                path.write_text("made\\n")
-            elif "tables" in path.parts:
-                for name in TABLES:
-                    (path / name).write_text("made\\n")
-            else:
-                for name in PLOTS:
-                    (path / name).write_text("made\\n")
+files = words[words.index("--output") + 1 :]
+assert all(file.endswith(".json") for file in files), "the workflow's commands end with their outputs"
+for file in files:
+    Path(file).write_text("made")
+"""
+
+TABLES = """
+import sys
+from pathlib import Path
+
+words = sys.argv[1:]
+names = {"--output": [f"{table}.{kind}" for table in ("dflash", "overview") for kind in ("csv", "md", "tex")]}
+names["--plots"] = [f"{plot}.{kind}" for plot in ("acceptance_length", "extra_stages") for kind in ("svg", "png")]
+for option, files in names.items():
+    for file in files:
+        Path(words[words.index(option) + 1], file).write_text("made")
 """
 
 
 def stub_stages(project):
-    """A package in the project's folder whose stages write files; everything else of it is the real one."""
+    """A package in the project's folder whose stages only write files; everything else of it is the real one."""
     package = project.folder / "dloop"
     package.mkdir()
     (package / "__init__.py").write_text(f"__path__ = [{str(package)!r}, *{list(dloop.__path__)!r}]\n")
-    for stage in ("benchmark", "tables"):
-        (package / f"{stage}.py").write_text(STAGE)
+    (package / "benchmark.py").write_text(BENCHMARK)
+    (package / "tables.py").write_text(TABLES)
 
 
-EVALUATION = "results/eval/h100-80gb/qwen3-4b/dflash"
-
-
-def test_reruns(project):
+@pytest.mark.slow
+def test_a_change_reruns_what_depends_on_it_and_nothing_else(project):
     stub_stages(project)
     values = project.configuration()
     values["gpus_per_job"] = 0
@@ -45,8 +50,21 @@ def test_reruns(project):
     assert run.returncode == 0, run.stdout
     assert project.planned("all_tables") == {}, "a second run has nothing to do"
 
-    values["settings"]["dflash"]["dloop"]["flags"]["loop_gate"] = -0.75
-    project.write(values)
-    assert project.planned("all_tables") == {"evaluate": 8, "tables": 1}
-    listing = project.snakemake("all_tables", "--dry-run").stdout
-    assert f"output: {EVALUATION}/released" not in listing
+    def planned(change):
+        changed = copy.deepcopy(values)
+        change(changed)
+        project.write(changed)
+        return project.planned("all_tables")
+
+    assert planned(lambda c: c.update(gpus_per_job=8, threads={"alone": 1, "shared": 1})) == {}, "mere resources"
+    gate = planned(lambda c: c["settings"]["dflash"]["dloop"]["flags"].update(loop_gate=-0.75))
+    assert gate == {"evaluate": 8, "tables": 1}
+    limit = planned(lambda c: c["evaluation"].update(max_new_tokens=1024))
+    assert limit == {"baseline": 8, "evaluate": 16, "tables": 1}
+    eager = {"dloop-eager": {"draft": "loop", "flags": {"loop_gate": -1.0}}}
+    row = planned(lambda c: c["settings"]["dflash"].update(eager))
+    assert row == {"evaluate": 8, "tables": 1}
+    column = planned(lambda c: c["benchmarks"].update(own={"file": "own.jsonl"}))
+    assert column == {"baseline": 1, "evaluate": 2, "tables": 1}
+    draft = planned(lambda c: c["hosts"]["dflash"]["drafts"]["qwen3-4b"].update(published="another/draft"))
+    assert draft == {"evaluate": 8, "tables": 1}

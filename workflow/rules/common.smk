@@ -79,6 +79,10 @@ def target_inputs(wildcards):
     return made_here(plan["targets"][wildcards.target]["model"])
 
 
+def prompts_file():
+    return f"results/prompts/{plan['prompts']['dataset']}.jsonl"
+
+
 def prompt_inputs(wildcards):
     return made_here(plan["prompts"].get("flags", {}).get("data_path", ""))
 
@@ -174,6 +178,4 @@ def training_files():
 
 
 def table_files():
-    return expand(
-        rules.tables.output.tables + rules.tables.output.plots, gpu=plan["gpu"]
-    )
+    return expand(rules.tables.output, gpu=plan["gpu"])

@@ -34,11 +34,9 @@ rule evaluate:
         target=target_inputs,
         draft=draft_inputs,
         datasets=dataset_inputs,
-        baseline=ancient(
-            expand(
-                "results/baseline/{{gpu}}/{{target}}/{benchmark}.json",
-                benchmark=JOB_BENCHMARKS,
-            )
+        baseline=expand(
+            "results/baseline/{{gpu}}/{{target}}/{benchmark}.json",
+            benchmark=JOB_BENCHMARKS,
         ),
     output:
         expand(

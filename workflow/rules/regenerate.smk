@@ -1,4 +1,6 @@
 # The target's own answers to the prompts: shards that can fail one by one, then a merge that loses nothing.
+# A shard grows in a folder that is no output, because Snakemake deletes outputs before a job and after a failure, and an
+# interrupted shard must go on where it was.
 
 
 scattergather:
@@ -11,10 +13,15 @@ localrules:
 
 rule regenerate:
     input:
-        prompts=f"results/prompts/{plan['prompts']['dataset']}.jsonl",
+        prompts=prompts_file(),
         target=target_inputs,
     output:
-        temp("results/regen/{target}/shards/{scatteritem}.jsonl"),
+        multiext(
+            "results/regen/{target}/shards/{scatteritem}",
+            answers=temp(".jsonl"),
+            errors=temp("_error.jsonl"),
+            skipped=temp("_skipped.jsonl"),
+        ),
     log:
         "logs/regenerate/{target}/{scatteritem}.log",
     benchmark:
@@ -27,16 +34,28 @@ rule regenerate:
     params:
         flags=regeneration_flags,
         servers=servers,
+        growing="results/regen/{target}/growing/{scatteritem}",
+        finished="results/regen/{target}/shards",
     shell:
-        "python -m dloop.regenerate --input-file-path {input.prompts} --output-file-path {output}"
-        " --shard {wildcards.scatteritem} {params.servers} {params.flags} > {log} 2>&1"
+        "python -m dloop.regenerate --input-file-path {input.prompts} --shard {wildcards.scatteritem}"
+        " {params.servers} {params.flags} --output-file-path {params.growing}.jsonl --resume --overwrite"
+        " > {log} 2>&1 && mv {params.growing}{{,_error,_skipped}}.jsonl {params.finished}"
 
 
 rule merge:
     input:
-        gather.regenerate("results/regen/{{target}}/shards/{scatteritem}.jsonl"),
+        prompts=prompts_file(),
+        shards=gather.regenerate("results/regen/{{target}}/shards/{scatteritem}.jsonl"),
+        errors=gather.regenerate(
+            "results/regen/{{target}}/shards/{scatteritem}_error.jsonl"
+        ),
+        skipped=gather.regenerate(
+            "results/regen/{{target}}/shards/{scatteritem}_skipped.jsonl"
+        ),
     output:
         data=ensure("results/regen/{target}/train.jsonl", non_empty=True),
+        errors="results/regen/{target}/train_error.jsonl",
+        skipped="results/regen/{target}/train_skipped.jsonl",
         stats="results/regen/{target}/stats.json",
     log:
         "logs/merge/{target}.log",
@@ -47,4 +66,5 @@ rule merge:
     resources:
         runtime=60,
     shell:
-        "python -m dloop.regenerate --merge {input} --output-file-path {output.data} > {log} 2>&1"
+        "python -m dloop.regenerate --merge {input.shards} --input-file-path {input.prompts}"
+        " --output-file-path {output.data} --stats {output.stats} > {log} 2>&1"

@@ -1,6 +1,11 @@
 # Tables and plots, from result files alone.
 
 TABLES = [*plan["hosts"], "overview"]
+PLOTS = ["acceptance_length", "extra_stages"]
+
+
+localrules:
+    tables,
 
 
 rule tables:
@@ -8,16 +13,18 @@ rule tables:
         results=baseline_files() + evaluation_files(),
         cost=cost_table_inputs(),
     output:
-        tables=expand(
-            "results/tables/{{gpu}}/{table}.{kind}",
-            table=TABLES,
-            kind=["csv", "md", "tex"],
+        numbers=report(
+            expand("results/tables/{{gpu}}/{table}.csv", table=TABLES),
+            category="Tables",
         ),
-        plots=expand(
-            "results/plots/{{gpu}}/{plot}.{kind}",
-            plot=["acceptance", "extra_stages"],
-            kind=["svg", "png"],
+        pages=expand(
+            "results/tables/{{gpu}}/{table}.{kind}", table=TABLES, kind=["md", "tex"]
         ),
+        plots=report(
+            expand("results/plots/{{gpu}}/{plot}.svg", plot=PLOTS),
+            category="Plots",
+        ),
+        pictures=expand("results/plots/{{gpu}}/{plot}.png", plot=PLOTS),
     log:
         "logs/tables/{gpu}.log",
     benchmark:
@@ -29,12 +36,10 @@ rule tables:
     params:
         experiments=json.dumps([row.as_json() for row in plan.experiments]),
         benchmarks=plan.benchmarks,
-        folders=lambda wildcards, output: (
-            Path(output.tables[0]).parent,
-            Path(output.plots[0]).parent,
-        ),
+        tables=lambda wildcards: f"results/tables/{wildcards.gpu}",
+        plots=lambda wildcards: f"results/plots/{wildcards.gpu}",
         flags=command_line(plan["tables"]),
     shell:
         "python -m dloop.tables --results results --gpu {wildcards.gpu} --experiments {params.experiments:q}"
-        " --benchmarks {params.benchmarks} --output {params.folders[0]} --plots {params.folders[1]}"
+        " --benchmarks {params.benchmarks} --output {params.tables} --plots {params.plots}"
         " {params.flags} > {log} 2>&1"

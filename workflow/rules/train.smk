@@ -6,6 +6,8 @@
 rule train:
     input:
         data=ancient("results/regen/{target}/train.jsonl"),
+        # New answers retrain, a mere touch of the big file does not: small files are compared by content.
+        stats="results/regen/{target}/stats.json",
         target=target_inputs,
         start=start_inputs,
     output:
@@ -23,7 +25,6 @@ rule train:
     params:
         launch=launch,
         flags=training_flags,
-        data=regeneration_flags,
         folder=lambda wildcards, output: Path(output.manifest).parent,
     shell:
         "{params.launch} dloop.train --train-data-path {input.data} {params.flags}"
