@@ -20,6 +20,8 @@ rule corpus:
     params:
         folder=lambda wildcards, output: Path(output.training).parent,
         flags=command_line(plan["demo"]["corpus"]),
+    message:
+        "Writing the demo's conversations (log: {log})"
     shell:
         "python -m dloop.demo.corpus --output-dir {params.folder} {params.flags} > {log} 2>&1"
 
@@ -39,6 +41,8 @@ rule tokenizer:
         runtime=10,
     params:
         flags=command_line(plan["demo"]["tokenizer"]),
+    message:
+        "Training the demo's tokenizer (log: {log})"
     shell:
         "python -m dloop.demo.tokenizer --corpus {input} --output-dir {output} {params.flags} > {log} 2>&1"
 
@@ -61,6 +65,8 @@ rule tiny_target:
         runtime=60,
     params:
         flags=command_line(plan["demo"]["target"]),
+    message:
+        "Training the demo's target (log: {log})"
     shell:
         "python -m dloop.demo.tiny_target --corpus {input.corpus} --heldout {input.heldout}"
         " --tokenizer {input.tokenizer} --output-dir {output} {params.flags} > {log} 2>&1"
@@ -81,6 +87,8 @@ rule cost_table:
     threads: plan["threads"]["alone"]
     resources:
         runtime=10,
+    message:
+        "Timing the parts of a round (log: {log})"
     shell:
         "python -m dloop.cost_table --model {input.target} --draft-model {input.draft} --output {output}"
         " > {log} 2>&1"

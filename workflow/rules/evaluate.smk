@@ -24,6 +24,8 @@ rule baseline:
         launch=launch,
         datasets=datasets,
         flags=baseline_flags,
+    message:
+        "Measuring {wildcards.target} without a draft (log: {log})"
     shell:
         "{params.launch} dloop.benchmark --baseline {params.flags} --dataset {params.datasets}"
         " --expect-device {wildcards.gpu} --output {output} > {log} 2>&1"
@@ -56,6 +58,8 @@ rule evaluate:
         launch=launch,
         datasets=datasets,
         flags=evaluation_flags,
+    message:
+        "Measuring {wildcards.target} with {wildcards.host}, {wildcards.setting}, {wildcards.draft} draft (log: {log})"
     shell:
         "{params.launch} dloop.benchmark {params.flags} --dataset {params.datasets}"
         " --baseline-result {input.baseline} --expect-device {wildcards.gpu} --output {output} > {log} 2>&1"

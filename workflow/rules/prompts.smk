@@ -16,5 +16,7 @@ rule prompts:
         runtime=240,
     params:
         flags=command_line(plan.prompt_flags()),
+    message:
+        "Prompts: {wildcards.dataset} (log: {log})"
     shell:
         "python -m dloop.prompts {params.flags} --output {output} > {log} 2>&1"

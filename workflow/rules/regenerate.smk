@@ -36,6 +36,8 @@ rule regenerate:
         servers=servers,
         growing="results/regen/{target}/growing/{scatteritem}",
         finished="results/regen/{target}/shards",
+    message:
+        "{wildcards.target} answers the prompts, shard {wildcards.scatteritem} (log: {log})"
     shell:
         "python -m dloop.regenerate --input-file-path {input.prompts} --shard {wildcards.scatteritem}"
         " {params.servers} {params.flags} --output-file-path {params.growing}.jsonl --resume --overwrite"
@@ -65,6 +67,8 @@ rule merge:
         regeneration_env
     resources:
         runtime=60,
+    message:
+        "Joining the answers of {wildcards.target} (log: {log})"
     shell:
         "python -m dloop.regenerate --merge {input.shards} --input-file-path {input.prompts}"
         " --output-file-path {output.data} --stats {output.stats} > {log} 2>&1"

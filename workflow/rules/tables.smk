@@ -39,6 +39,8 @@ rule tables:
         tables=lambda wildcards: f"results/tables/{wildcards.gpu}",
         plots=lambda wildcards: f"results/plots/{wildcards.gpu}",
         flags=command_line(plan["tables"]),
+    message:
+        "Tables and plots of {wildcards.gpu} (log: {log})"
     shell:
         "python -m dloop.tables --results results --gpu {wildcards.gpu} --experiments {params.experiments:q}"
         " --benchmarks {params.benchmarks} --output {params.tables} --plots {params.plots}"

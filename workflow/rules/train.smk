@@ -26,6 +26,8 @@ rule train:
         launch=launch,
         flags=training_flags,
         folder=lambda wildcards, output: Path(output.manifest).parent,
+    message:
+        "Training the {wildcards.draft} draft of {wildcards.host} for {wildcards.target} (log: {log})"
     shell:
         "{params.launch} dloop.train --train-data-path {input.data} {params.flags}"
         " --output-dir {params.folder} --on-config-change move-aside > {log} 2>&1"
