@@ -11,6 +11,7 @@ tables are made from these files alone (`python -m dloop.tables`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -106,9 +107,9 @@ _NOT_COMPARED = {
 """Options that change no number of a result."""
 
 
-def main() -> None:
-    """Command line entry."""
-    options = parse(Options)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line, or `arguments` in its place."""
+    options = parse(Options, arguments)
     _check(options)
     outputs = options.output or tuple(_default_output(options, name) for name in options.dataset)
     pending = [place for place, path in enumerate(outputs) if options.overwrite or not _already_there(path, options)]
