@@ -64,6 +64,8 @@ def collect(
     UserError when a file contradicts itself, its row, its baseline or the rest of the table, or when none exists.
     """
     names = [Path(name).stem if name.endswith(".jsonl") else name for name in benchmarks]
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"--benchmarks is {' '.join(names) or 'empty'}: name at least one, and each column once")
     found = Collected(rows=list(_with_baselines(rows)), benchmarks=names, costs=costs)
     if costs and len({(row.target, row.host) for row in rows}) > 1:
         raise UserError("a cost table belongs to one target and one host, the experiments hold several: leave it out")

@@ -66,7 +66,7 @@ class SameConditions:
 def _plain(value: Any) -> Any:
     """A value as both JSON and a command line can spell it."""
     if isinstance(value, list | tuple):
-        return ",".join(str(_plain(part)) for part in value)
+        return ",".join(map(str, value)) or "none"
     if isinstance(value, bool) or value is None:
         return value
     try:

@@ -132,7 +132,7 @@ def sentence(pair: Pair) -> str:
     if pair.hardly_opened:
         parts.append("the gate hardly opened, so no gain is stated")
     else:
-        parts += [f"speedup {_speedup_gain(pair)}", f"τ {text.gain(pair.tau_gain)}"]
+        parts += [f"speedup {_speedup_gain(pair, '95 %: ')}", f"τ {text.gain(pair.tau_gain)}"]
         parts += [f"modelled speedup {text.gain(pair.modelled_gain)}"] * (not math.isnan(pair.modelled_gain))
     parts += [f"+ control {_both(pair.control)}"] if pair.control else []
     return f"{pair.row.target}, {pair.family}: {'; '.join(parts)}"
@@ -142,11 +142,11 @@ def _both(numbers: Measurement) -> str:
     return f"{text.ratio(numbers.speedup)} / {text.length(numbers.tau)}"
 
 
-def _speedup_gain(pair: Pair) -> str:
+def _speedup_gain(pair: Pair, lead: str = "") -> str:
     if pair.hardly_opened:
         return "gate hardly opened"
     bounds = text.spread(pair.gain_interval, "{:+.1f}", 100)
-    return text.gain(pair.speedup_gain) + ("" if math.isnan(pair.speedup_gain) else f" ({bounds})")
+    return text.gain(pair.speedup_gain) + ("" if math.isnan(pair.speedup_gain) else f" ({lead}{bounds})")
 
 
 def _unless_shut(pair: Pair, gain: str) -> str:

@@ -93,9 +93,7 @@ def check_result(result: Result) -> None:
     if result.kind not in ("baseline", "speculative"):
         raise ValueError(f"kind is {result.kind!r}, it is either baseline or speculative")
     if (result.host is None) != (result.kind == "baseline"):
-        raise ValueError(
-            f"a {result.kind} result has host {result.host!r}; only speculative ones name a host"
-        )
+        raise ValueError(f"a {result.kind} result has host {result.host!r}; only speculative ones name a host")
     if missing := [key for key in ENV_KEYS if key not in result.env]:
         raise ValueError(f"env lacks {', '.join(missing)}")
     places = [(response.index, response.turn) for response in result.responses]

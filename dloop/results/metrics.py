@@ -72,9 +72,7 @@ def speedup_micro(method: Records, baseline: Records) -> float | None:
     return _ratio(_pooled_tpot(baseline), _pooled_tpot(method))
 
 
-def summarise(
-    records: Records, baseline: Result | None = None, baseline_path: str | None = None
-) -> dict[str, Any]:
+def summarise(records: Records, baseline: Result | None = None, baseline_path: str | None = None) -> dict[str, Any]:
     """The `summary` of a result file; what needs the baseline is None without one."""
     against = baseline.responses if baseline else None
     return {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(dloop.__file__).parent
 
-MEASURED_CODE = ("dloop.data", "dloop.decoding", "dloop.hosts", "dloop.trees")
+MEASURED_CODE = ("dloop.benchmark", "dloop.data", "dloop.decoding", "dloop.hosts", "dloop.trees")
 """Modules whose text can change what an evaluation measures."""
 
 
@@ -106,9 +106,7 @@ def _sources(module: str) -> list[Path]:
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True, timeout=10
-        )
+        done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -101,13 +101,9 @@ def read_result(path: str | Path) -> Result:
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(
-            f"result file {path} cannot be read ({error.strerror}); run the evaluation first"
-        ) from None
+        raise UserError(f"result file {path} cannot be read ({error.strerror}); run the evaluation first") from None
     except ValueError as error:
-        raise UserError(
-            f"result file {path} is not JSON ({error}); delete it and run the evaluation again"
-        ) from None
+        raise UserError(f"result file {path} is not JSON ({error}); delete it and run the evaluation again") from None
     try:
         return from_json(raw)
     except ValueError as error:
@@ -148,8 +144,7 @@ def from_json(raw: Any) -> Result:
             "summary": _decode(raw["summary"]),
             "dataset": _part(Dataset, raw["dataset"], "dataset"),
             "responses": [
-                _part(ResponseRecord, part, f"response {place}")
-                for place, part in enumerate(raw["responses"])
+                _part(ResponseRecord, part, f"response {place}") for place, part in enumerate(raw["responses"])
             ],
         }
     )

@@ -81,9 +81,7 @@ def test_the_first_divergence_is_the_first_token_unlike(ids, reference, position
 
 
 def answer(ids, *, index=0, turn=0, divergence=None, margin=None):
-    return response(
-        output_ids=ids, index=index, turn=turn, first_divergence=divergence, divergence_margin=margin
-    )
+    return response(output_ids=ids, index=index, turn=turn, first_divergence=divergence, divergence_margin=margin)
 
 
 def test_the_audit_tells_ties_from_divergence():

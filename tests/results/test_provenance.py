@@ -33,9 +33,7 @@ def test_the_code_hash_follows_texts_and_names(tmp_path, monkeypatch):
 
 
 def test_the_code_hash_does_not_depend_on_the_order_of_modules():
-    assert provenance.code_hash("dloop.cli", "dloop.results") == provenance.code_hash(
-        "dloop.results", "dloop.cli"
-    )
+    assert provenance.code_hash("dloop.cli", "dloop.results") == provenance.code_hash("dloop.results", "dloop.cli")
     with pytest.raises(LookupError, match=r"no module dloop\.nowhere"):
         provenance.code_hash("dloop.nowhere")
 
