@@ -41,8 +41,16 @@ def _machine(found: Collected) -> str:
 
 
 def _each(found: Collected, key: str) -> str:
-    values = dict.fromkeys(str(result.env[key])[:18] for result in found.results)
-    return " and ".join(values).replace("None", "unknown")
+    values = dict.fromkeys(_short(result.env[key]) for result in found.results)
+    return " and ".join(values)
+
+
+def _short(value: object) -> str:
+    """A version as it is, a commit cut to ten digits but still `-dirty` if it was."""
+    if value is None:
+        return "unknown"
+    commit, dirty, _ = str(value).partition("-dirty")
+    return (commit[:10] if len(commit) == 40 else commit) + dirty
 
 
 def lossless(audits: Iterable[Audit | None], dtype: str) -> str:

@@ -65,7 +65,7 @@ def test_every_page_says_what_it_was_measured_on(found):
         markdown.overview_page(found, pairs(found), None, [], Path()),
     ):
         assert "Measured on CPU: Model 7 (1 process of 1 thread) in float32 with sdpa attention" in page
-        assert "torch 2.13.0, transformers 5.24.0, dloop 0.1.0 (commit 8f3a9c0de1" in page
+        assert "torch 2.13.0, transformers 5.24.0, dloop 0.1.0 (commit 8f3a9c0de1-dirty, " in page
         assert "at most 256 new tokens" in page
 
 

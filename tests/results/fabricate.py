@@ -19,7 +19,7 @@ ENV = {
     "cuda": None,
     "dloop": "0.1.0",
     "code": "00112233aabbccdd",
-    "git": "8f3a9c0de1",
+    "git": "8f3a9c0de1" + 30 * "0" + "-dirty",
     "started": "2026-11-30T12:00:00+00:00",
 }
 CONFIG = {
