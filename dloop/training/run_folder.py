@@ -31,9 +31,8 @@ def claim(folder: Path, config: dict[str, Any], *, resume: bool, move_aside: boo
         print(f"{obstacle}; it is now {_rename_aside(folder)}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
-    if not (folder / CONFIG_FILE).exists():
-        write_json(folder / CONFIG_FILE, config)
-    return max(checkpoints(folder), key=checkpoints(folder).index, default=None)
+    write_json(folder / CONFIG_FILE, config)
+    return next(reversed(checkpoints(folder)), None)
 
 
 def is_finished(folder: Path) -> bool:
@@ -61,16 +60,16 @@ def _hash_file(path: Path) -> str:
 
 
 def _obstacle(folder: Path, config: dict[str, Any], resume: bool) -> str | None:
-    stored_at = folder / CONFIG_FILE
-    if not stored_at.exists():
-        strangers = checkpoints(folder)
-        return f"{folder} holds {strangers[-1].name} but no {CONFIG_FILE}" if strangers else None
-    changes = differences(json.loads(stored_at.read_text(encoding="utf-8")), config)
-    if changes:
+    saved = [*checkpoints(folder), *folder.glob(FINAL)]
+    if not saved:
+        # Without weights a run binds nobody: it may have failed on the very option that changes now.
+        return None
+    if not (folder / CONFIG_FILE).exists():
+        return f"{folder} holds {saved[0].name} but no {CONFIG_FILE}"
+    stored = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    if changes := differences(stored, config):
         return f"{folder} holds a run with another configuration ({'; '.join(changes)})"
-    if not resume and checkpoints(folder):
-        return f"{folder} holds a run up to {checkpoints(folder)[-1].name} and --no-resume was given"
-    return None
+    return None if resume else f"{folder} holds a run with {saved[0].name} and --no-resume was given"
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

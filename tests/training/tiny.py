@@ -10,15 +10,15 @@ import torch
 from tests.toy_tokenizer import toy_tokenizer
 
 VOCAB, HIDDEN, LAYERS, BLOCK = 448, 32, 4, 4
-WORDS = "apples pears plums figs limes dates melons grapes cherries lemons".split()
+WORDS = ["apples", "pears", "plums", "figs", "limes", "dates", "melons", "grapes", "cherries", "lemons"]
 
 
-def write_target(folder: Path) -> Path:
+def write_target(folder: Path, vocab_size: int = VOCAB) -> Path:
     """A Qwen3 folder with tokenizer: random weights, 4 layers."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         hidden_size=HIDDEN,
         intermediate_size=48,
         num_hidden_layers=LAYERS,
@@ -62,14 +62,18 @@ def write_draft_config(path: Path) -> Path:
     return path
 
 
+def conversation(number: int, question: str | None = None) -> dict:
+    """Row `number`: a question (or another one) and an answer, different for every number."""
+    thing = WORDS[number % len(WORDS)]
+    answer = f"{thing} " * (3 + number % 4) + f"and that was {number}."
+    turns = [
+        {"role": "user", "content": question or f"Say {thing} {number} times."},
+        {"role": "assistant", "content": answer},
+    ]
+    return {"id": str(number), "conversations": turns}
+
+
 def write_conversations(path: Path, rows: int) -> Path:
-    """`rows` short conversations, all different."""
-    with path.open("w", encoding="utf-8") as file:
-        for number in range(rows):
-            thing = WORDS[number % len(WORDS)]
-            turns = [
-                {"role": "user", "content": f"Say {thing} {number} times."},
-                {"role": "assistant", "content": f"{thing} " * (3 + number % 4) + f"and that was {number}."},
-            ]
-            file.write(json.dumps({"id": str(number), "conversations": turns}) + "\n")
+    """`rows` short conversations."""
+    path.write_text("".join(json.dumps(conversation(number)) + "\n" for number in range(rows)), encoding="utf-8")
     return path
