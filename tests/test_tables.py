@@ -29,6 +29,17 @@ def test_all_tables_and_pictures_are_written(made):
     assert "LiveCodeBench" in (folder / "dflash.md").read_text()
 
 
+def test_without_a_looped_row_every_file_is_still_written(tmp_path):
+    listed = [entry for entry in build(tmp_path, benchmarks=["gsm8k"], prompts=2) if entry["setting"] == "released"]
+    tables.make(parse(tables.Options, arguments(tmp_path, listed, benchmarks=["gsm8k"])))
+    written = [*(tmp_path / "tables" / "cpu").iterdir(), *(tmp_path / "plots" / "cpu").iterdir()]
+    assert len(written) == 6 + 4
+    assert all(path.stat().st_size for path in written)
+    overview = pd.read_csv(tmp_path / "tables" / "cpu" / "overview.csv")
+    assert overview.empty
+    assert "dloop_speedup" in overview
+
+
 def test_csv_holds_what_the_page_rounds(made):
     root, _, _ = made
     frame = pd.read_csv(root / "tables" / "cpu" / "dflash.csv")

@@ -1,99 +1,83 @@
 """The tables for papers: a `table*` each, to be `\\input` in a document with booktabs and graphicx."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
+from itertools import cycle
+
+import numpy as np
+import pandas as pd
 
 from dloop.reporting import overview, text
 from dloop.reporting.collect import Collected
-from dloop.reporting.labels import HOSTS, benchmark_label
-from dloop.reporting.layout import Grid, grids, marked
+from dloop.reporting.labels import BASELINE, HOSTS, benchmark_label
+from dloop.reporting.layout import best, grids
 from dloop.reporting.overview import Pair
 
-_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    **{sign: "\\" + sign for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "τ": r"$\tau$",
-}
-
-
-def escape(words: str) -> str:
-    """`words` as LaTeX text."""
-    return "".join(_ESCAPES.get(sign, sign) for sign in words)
+UNITS = {"Spd.": r"{:.2f}$\times$", r"$\tau$": "{:.2f}"}
+"""The two numbers below a benchmark, and how they are printed."""
 
 
 def host_table(found: Collected, host: str, note: str | None) -> str:
     """A host's table: for each benchmark speedup and acceptance length, targets below each other."""
     sections = grids(found, host)
-    columns = list(sections[0].speedup.columns)
-    heads = " & ".join(rf"\multicolumn{{2}}{{c}}{{{escape(benchmark_label(name))}}}" for name in columns)
-    rules = "".join(rf"\cmidrule(lr){{{2 * i + 2}-{2 * i + 3}}}" for i in range(len(columns)))
-    units = r" & Spd. & $\tau$" * len(columns)
-    lines = [rf" & {heads} \\", rules, rf"{units} \\"]
-    for grid in sections:
-        title = rf"\multicolumn{{{1 + 2 * len(columns)}}}{{l}}{{\textit{{{escape(grid.target)}}}}} \\"
-        lines += [r"\midrule", title, *_lines(grid)]
+    numbers = pd.concat({grid.target: _paired(grid.speedup, grid.tau) for grid in sections})
+    marks = pd.concat({grid.target: _paired(best(grid.speedup), best(grid.tau)) for grid in sections})
+    width = 1 + len(numbers.columns)
+    # What is to stand at the start of a line of LaTeX goes in front of its first cell.
+    numbers.columns.names = ["", "".join(rf"\cmidrule(lr){{{left}-{left + 1}}}" for left in range(2, width, 2))]
+    title = rf"\midrule \multicolumn{{{width}}}{{l}}{{\textit{{%s}}}} \\" + "\n"
+    words = [title % _escaped(target) * (label == BASELINE) + _escaped(label) for target, label in numbers.index]
+    names: dict[object, str] = dict(enumerate(words))
+
+    style = numbers.reset_index(drop=True).style
+    style.format(dict(zip(numbers.columns, cycle(UNITS.values()), strict=False)), na_rep=text.MISSING)
+    style.apply(lambda _: np.where(marks, "textbf:--rwrap;", ""), axis=None)
+    style.format_index(lambda name: benchmark_label(str(name)), escape="latex", axis="columns", level=0)
+    style.format_index(names.__getitem__, axis="index")
+    style.set_table_styles([{"selector": rule, "props": f":{rule}"} for rule in ("toprule", "bottomrule")])
+    tabular = style.to_latex(column_format="l" + "rc" * (width // 2), multicol_align="c")
     caption = (
-        f"{HOSTS.get(host, host)}: speedup over autoregressive decoding (Spd.) and mean acceptance length τ. "
+        f"{_escaped(HOSTS.get(host, host))}: speedup over autoregressive decoding (Spd.) and mean acceptance length τ. "
         "Bold: the best of a target's drafts."
     )
-    return _table("l" + "rc" * len(columns), lines, caption, f"tab:{host}", note)
+    return _float(tabular, caption, f"tab:{host}", note)
+
+
+def _paired(speedup: pd.DataFrame, tau: pd.DataFrame) -> pd.DataFrame:
+    """Both frames' columns side by side: (benchmark, unit)."""
+    both = pd.concat([speedup, tau], axis="columns", keys=list(UNITS)).swaplevel(axis="columns")
+    return both[pd.MultiIndex.from_product([speedup.columns, list(UNITS)])]
 
 
 def overview_table(found: Collected, pairs: Sequence[Pair], note: str | None) -> str:
     """The overview: one line for each pair of released and looped draft."""
-    heads, cells = overview.cells(found, pairs)
-    lines = [_line(map(_times, heads)), r"\midrule", *(_line(map(_times, line)) for line in cells)]
+    cells = overview.cells(found, pairs)
+    style = cells.style.hide(axis="index").format(_times, escape="latex").format_index(escape="latex", axis="columns")
+    tabular = style.to_latex(hrules=True, column_format="ll" + "r" * (len(cells.columns) - 2))
     caption = f"Speedup over autoregressive decoding / mean acceptance length τ, mean of {len(found.benchmarks)} sets."
-    return _table("ll" + "r" * (len(heads) - 2), lines, caption, "tab:overview", note)
+    return _float(tabular, caption, "tab:overview", note)
 
 
-def _lines(grid: Grid) -> list[str]:
-    speedups = marked(grid.speedup, _ratio, _bold)
-    taus = marked(grid.tau, text.length, _bold)
-    return [
-        _line([escape(label), *(part for both in zip(*line, strict=True) for part in both)])
-        for label, *line in zip(grid.rows, speedups, taus, strict=True)
-    ]
+def _times(words: object) -> str:
+    return re.sub(r"(?<=\.\d\d)x", r"$\\times$", str(words))
 
 
-def _ratio(value: float) -> str:
-    return _times(text.ratio(value))
+def _escaped(words: str) -> str:
+    """`words` as LaTeX text, on one line."""
+    cell = pd.DataFrame([" ".join(words.split())]).style.format(escape="latex")
+    return cell.hide(axis="index").hide(axis="columns").to_string().strip()
 
 
-def _bold(words: str) -> str:
-    return rf"\textbf{{{words}}}"
-
-
-def _times(words: str) -> str:
-    escaped = escape(words)
-    # Only behind a digit is an x a multiplication sign.
-    return "".join(
-        r"$\times$" if sign == "x" and place and escaped[place - 1].isdigit() else sign
-        for place, sign in enumerate(escaped)
-    )
-
-
-def _line(parts: Iterable[str]) -> str:
-    return " & ".join(parts) + r" \\"
-
-
-def _table(columns: str, lines: Sequence[str], caption: str, label: str, note: str | None) -> str:
-    remark = escape(" " + " ".join(note.split())) if note else ""
-    return "\n".join(
-        [
-            "% needs \\usepackage{booktabs,graphicx}",
-            r"\begin{table*}[t]",
-            r"\centering\small\setlength{\tabcolsep}{3.5pt}",
-            rf"\caption{{{escape(caption)}{remark}}}",
-            rf"\label{{{label}}}",
-            r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}}",
-            r"\end{table*}",
-            "",
-        ]
-    )
+def _float(tabular: str, caption: str, label: str, note: str | None) -> str:
+    """A `tabular` in a float of both columns' width, shrunk where it is wider."""
+    remark = f" {_escaped(note)}" if note else ""
+    page = rf"""% needs \usepackage{{booktabs,graphicx}}
+\begin{{table*}}[t]
+\centering\small\setlength{{\tabcolsep}}{{3.5pt}}
+\caption{{{caption}{remark}}}
+\label{{{label}}}
+\resizebox{{\ifdim\width>\textwidth\textwidth\else\width\fi}}{{!}}{{%
+{tabular.strip()}}}
+\end{{table*}}
+"""
+    return page.replace("τ", r"$\tau$")

@@ -1,6 +1,6 @@
 """Which number stands where in a host's table: one grid a target for people, one tidy frame for programs.
 
-Numbers stay unrounded; the writers round.
+Numbers stay unrounded but in `texts`, the cells of pages and terminal.
 """
 
 from collections.abc import Callable
@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 
 import pandas as pd
 
+from dloop.reporting import text
 from dloop.reporting.collect import Collected
-from dloop.reporting.labels import AVERAGE, Row, labels
+from dloop.reporting.labels import AVERAGE, Row, benchmark_label, labels
 from dloop.reporting.measurement import MEANS, Measurement
 from dloop.results.metrics import Audit
 
@@ -61,13 +62,15 @@ def best(numbers: pd.DataFrame) -> pd.DataFrame:
     return marks.reindex(numbers.index, fill_value=False)
 
 
-def marked(numbers: pd.DataFrame, show: Callable[[float], str], embolden: Callable[[str], str]) -> list[list[str]]:
-    """The texts of a grid's numbers, row by row, the best ones emboldened."""
-    marks = best(numbers)
-    return [
-        [embolden(show(value)) if mark else show(value) for value, mark in zip(*both, strict=True)]
-        for both in zip(numbers.to_numpy(), marks.to_numpy(), strict=True)
-    ]
+def texts(grid: Grid, embolden: Callable[[str], str]) -> pd.DataFrame:
+    """Label x benchmark label: `2.91x / 5.40`, the best of each number emboldened."""
+    cells = _marked(grid.speedup, text.ratio, embolden) + " / " + _marked(grid.tau, text.length, embolden)
+    return cells.rename(columns=benchmark_label)
+
+
+def _marked(numbers: pd.DataFrame, show: Callable[[float], str], embolden: Callable[[str], str]) -> pd.DataFrame:
+    shown = numbers.map(show)
+    return shown.mask(best(numbers), shown.map(embolden))
 
 
 def tidy(found: Collected, host: str) -> pd.DataFrame:

@@ -4,10 +4,12 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from dloop.reporting import overview, remarks, text
 from dloop.reporting.collect import Collected
 from dloop.reporting.labels import HOSTS, LOOPED, Row, benchmark_label
-from dloop.reporting.layout import Grid, grids, marked
+from dloop.reporting.layout import Grid, grids, texts
 from dloop.reporting.measurement import Measurement
 from dloop.reporting.overview import Pair
 
@@ -19,7 +21,8 @@ def host_page(found: Collected, host: str, pairs: Sequence[Pair], note: str | No
     audits = [part.audit for grid in sections for part in grid.averages.values()]
     blocks = [f"# {HOSTS.get(host, host)}", *_note(note), remarks.CELLS]
     for grid in sections:
-        blocks += [f"## {grid.target}", _main_table(grid), _details(grid, modelled=bool(found.costs))]
+        main = texts(grid, _bold).reset_index(names="Speedup / τ")
+        blocks += [f"## {grid.target}", _table(main), _table(_details(grid, modelled=bool(found.costs)))]
     blocks += [*_audit(found, audits), *remarks.hardly_opened(own)]
     return _page([*blocks, remarks.INTERVAL, remarks.modelled(found), remarks.measured_on(found), *_warnings(found)])
 
@@ -50,30 +53,19 @@ def overview_page(
 def _comparison(found: Collected, pairs: Sequence[Pair]) -> list[str]:
     if not pairs:
         return ["No row drafts additional stages, so there is nothing to compare."]
-    heads, lines = overview.cells(found, pairs)
     return [
         "Speedup over autoregressive decoding / mean acceptance length τ, averaged over "
         f"{', '.join(map(benchmark_label, found.benchmarks))}.",
-        _table(heads, lines, words=2),
+        _table(overview.cells(found, pairs), words=2),
         f"Gain: {LOOPED} over released, of unrounded averages; in parentheses the interval explained below.",
     ]
-
-
-def _main_table(grid: Grid) -> str:
-    speedups = marked(grid.speedup, text.ratio, _bold)
-    taus = marked(grid.tau, text.length, _bold)
-    lines = [
-        [label, *(f"{speedup} / {tau}" for speedup, tau in zip(*both, strict=True))]
-        for label, *both in zip(grid.rows, speedups, taus, strict=True)
-    ]
-    return _table(["Speedup / τ", *map(benchmark_label, grid.speedup.columns)], lines)
 
 
 def _bold(words: str) -> str:
     return f"**{words}**"
 
 
-def _details(grid: Grid, *, modelled: bool) -> str:
+def _details(grid: Grid, *, modelled: bool) -> pd.DataFrame:
     columns: list[tuple[str, Callable[[Row, Measurement], str]]] = [
         ("gate", lambda row, part: text.gate(row)),
         ("tokens/s", lambda row, part: text.whole(part.tokens_per_second)),
@@ -85,9 +77,12 @@ def _details(grid: Grid, *, modelled: bool) -> str:
         ("rounds with any", lambda row, part: text.percent(part.open_share) if row.host else ""),
         ("identical answers", lambda row, part: _identical(part)),
     ]
-    shown = [column for column in columns if modelled or column[0] != "modelled"]
-    lines = [[label, *(show(row, grid.averages[label]) for _, show in shown)] for label, row in grid.rows.items()]
-    return _table(["Behind the ratios (Avg.)", *(head for head, _ in shown)], lines)
+    lines = {
+        head: [show(row, grid.averages[label]) for label, row in grid.rows.items()]
+        for head, show in columns
+        if modelled or head != "modelled"
+    }
+    return pd.DataFrame({"Behind the ratios (Avg.)": list(grid.rows), **lines})
 
 
 def _identical(part: Measurement) -> str:
@@ -111,16 +106,7 @@ def _page(blocks: Sequence[str]) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], words: int = 1) -> str:
-    """A table padded to be read raw; the first `words` columns hold words, the others numbers."""
-    cells = [[part.replace("|", "\\|") for part in line] for line in (heads, *lines)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    rule = [":" + "-" * (n - 1) if place < words else "-" * (n - 1) + ":" for place, n in enumerate(widths)]
-    padded = [
-        [
-            part.ljust(n) if place < words else part.rjust(n)
-            for place, (part, n) in enumerate(zip(line, widths, strict=True))
-        ]
-        for line in cells
-    ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (padded[0], rule, *padded[1:]))
+def _table(frame: pd.DataFrame, words: int = 1) -> str:
+    """A table whose first `words` columns hold words, the others numbers."""
+    align = ["left"] * words + ["right"] * (len(frame.columns) - words)
+    return frame.to_markdown(index=False, disable_numparse=True, colalign=align)

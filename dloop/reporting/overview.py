@@ -26,7 +26,8 @@ class Pair:
     """The host's name, its tree and what else tells the setting apart."""
     released: Measurement
     looped: Measurement
-    control: Measurement | None
+    control: Measurement
+    """Of no round without one."""
 
     @property
     def speedup_gain(self) -> float:
@@ -69,7 +70,7 @@ def _pair(found: Collected, row: Row) -> Pair:
         family=_family_label(row, family),
         released=found.average(released),
         looped=found.average(row),
-        control=found.average(control) if control else None,
+        control=found.average(control),
     )
 
 
@@ -82,48 +83,48 @@ def _family_label(row: Row, family: list[Row]) -> str:
 
 def frame(lines: Sequence[Pair]) -> pd.DataFrame:
     """The overview for other programs."""
-    return pd.DataFrame([_frame_line(line, line.control or Measurement()) for line in lines])
-
-
-def _frame_line(pair: Pair, control: Measurement) -> dict[str, object]:
-    low, high = pair.gain_interval
-    return {
-        "target": pair.row.target,
-        "host": pair.family,
-        "released_speedup": pair.released.speedup,
-        "dloop_speedup": pair.looped.speedup,
-        "speedup_gain": pair.speedup_gain,
-        "speedup_gain_low": low,
-        "speedup_gain_high": high,
-        "released_tau": pair.released.tau,
-        "dloop_tau": pair.looped.tau,
-        "tau_gain": pair.tau_gain,
-        "released_modelled_speedup": pair.released.modelled_speedup,
-        "dloop_modelled_speedup": pair.looped.modelled_speedup,
-        "modelled_speedup_gain": pair.modelled_gain,
-        "control_speedup": control.speedup,
-        "control_tau": control.tau,
-        "control_modelled_speedup": control.modelled_speedup,
-        "dloop_extra_stages": pair.looped.extra_stages,
-        "dloop_open_share": pair.looped.open_share,
+    columns: dict[str, Callable[[Pair], object]] = {
+        "target": lambda pair: pair.row.target,
+        "host": lambda pair: pair.family,
+        "released_speedup": lambda pair: pair.released.speedup,
+        "dloop_speedup": lambda pair: pair.looped.speedup,
+        "speedup_gain": lambda pair: pair.speedup_gain,
+        "speedup_gain_low": lambda pair: pair.gain_interval[0],
+        "speedup_gain_high": lambda pair: pair.gain_interval[1],
+        "released_tau": lambda pair: pair.released.tau,
+        "dloop_tau": lambda pair: pair.looped.tau,
+        "tau_gain": lambda pair: pair.tau_gain,
+        "released_modelled_speedup": lambda pair: pair.released.modelled_speedup,
+        "dloop_modelled_speedup": lambda pair: pair.looped.modelled_speedup,
+        "modelled_speedup_gain": lambda pair: pair.modelled_gain,
+        "control_speedup": lambda pair: pair.control.speedup,
+        "control_tau": lambda pair: pair.control.tau,
+        "control_modelled_speedup": lambda pair: pair.control.modelled_speedup,
+        "dloop_extra_stages": lambda pair: pair.looped.extra_stages,
+        "dloop_open_share": lambda pair: pair.looped.open_share,
     }
+    return _filled(columns, lines)
 
 
-def cells(found: Collected, lines: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
-    """Heads and texts of the overview; modelled gains and controls only where there are any."""
-    columns: list[tuple[str, Callable[[Pair], str]]] = [
-        ("Target", lambda pair: pair.row.target),
-        ("Host", lambda pair: pair.family),
-        ("Released", lambda pair: _both(pair.released)),
-        (LOOPED, lambda pair: _both(pair.looped)),
-        ("Gain in speedup", _speedup_gain),
-        ("Gain in τ", lambda pair: _unless_shut(pair, text.gain(pair.tau_gain))),
-    ]
+def _filled(columns: dict[str, Callable[[Pair], object]], lines: Sequence[Pair]) -> pd.DataFrame:
+    return pd.DataFrame({head: [show(pair) for pair in lines] for head, show in columns.items()})
+
+
+def cells(found: Collected, lines: Sequence[Pair]) -> pd.DataFrame:
+    """The overview's texts by head; modelled gains and controls only where there are any."""
+    columns: dict[str, Callable[[Pair], object]] = {
+        "Target": lambda pair: pair.row.target,
+        "Host": lambda pair: pair.family,
+        "Released": lambda pair: _both(pair.released),
+        LOOPED: lambda pair: _both(pair.looped),
+        "Gain in speedup": _speedup_gain,
+        "Gain in τ": lambda pair: _unless_shut(pair, text.gain(pair.tau_gain)),
+    }
     if found.costs:
-        columns.append(("Gain, modelled", lambda pair: _unless_shut(pair, text.gain(pair.modelled_gain))))
-    if any(pair.control for pair in lines):
-        columns.append(("+ control", lambda pair: _both(pair.control) if pair.control else text.MISSING))
-    return [head for head, _ in columns], [[show(pair) for _, show in columns] for pair in lines]
+        columns["Gain, modelled"] = lambda pair: _unless_shut(pair, text.gain(pair.modelled_gain))
+    if any(pair.control.rounds for pair in lines):
+        columns["+ control"] = lambda pair: _both(pair.control)
+    return _filled(columns, lines)
 
 
 def sentence(pair: Pair) -> str:
@@ -134,7 +135,7 @@ def sentence(pair: Pair) -> str:
     else:
         parts += [f"speedup {_speedup_gain(pair, '95 %: ')}", f"τ {text.gain(pair.tau_gain)}"]
         parts += [f"modelled speedup {text.gain(pair.modelled_gain)}"] * (not math.isnan(pair.modelled_gain))
-    parts += [f"+ control {_both(pair.control)}"] if pair.control else []
+    parts += [f"+ control {_both(pair.control)}"] if pair.control.rounds else []
     return f"{pair.row.target}, {pair.family}: {'; '.join(parts)}"
 
 

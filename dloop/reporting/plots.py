@@ -8,6 +8,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -23,7 +24,8 @@ from dloop.reporting.text import length
 from dloop.results import atomic
 
 LIGHT, MUTED, DARK, INK = "#c9c9c9", "#666666", "#1f4e79", "#333333"
-SHADES = {"1": "#a9cbe3", "2": "#4a8ab8", "3 or more": "#123a5c"}
+SHADES = {"1": "#a9cbe3", "2": "#4a8ab8", "3 or more additional stages": "#123a5c"}
+ALL = "all rounds"
 LEAST_SCALE = 5.0
 """Percent the stages' axis shows at least, so that a gate that hardly opened looks like one."""
 
@@ -43,38 +45,79 @@ STYLE = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """What a panel of both pictures shows."""
+
+    title: str
+    bars: str
+    """The bars' name."""
+    released: Measurement
+    looped: Measurement
+    """Of no round where no row loops: there is no line then."""
+    stages: dict[str, Measurement]
+    """By name of the bar."""
+
+
 def draw(found: Collected, pairs: Sequence[Pair], folder: Path) -> list[Path]:
-    """Write both pictures as SVG and PNG into `folder`; the SVG files are returned, none without a looped row."""
-    known = [pair for pair in pairs if pair.looped.rounds]
-    if not known:
+    """Write both pictures as SVG and PNG into `folder`; the SVG files are returned, none without a draft's rounds."""
+    shown = panels(found, pairs)
+    if not shown:
         return []
     with rc_context(STYLE):
-        pictures = {"acceptance_length": acceptance_length(known), "extra_stages": extra_stages(found, known)}
+        pictures = {"acceptance_length": acceptance_length(shown), "extra_stages": extra_stages(shown)}
         return [_save(figure, folder / name) for name, figure in pictures.items()]
 
 
-def acceptance_length(pairs: Sequence[Pair]) -> Figure:
-    """Share of rounds by acceptance length, released against looped, a panel each pair."""
-    figure, panels = _panels(len(pairs), width=4.6, height=2.9)
-    for axes, pair in zip(panels, pairs, strict=True):
-        _acceptance_panel(axes, pair)
+def panels(found: Collected, pairs: Sequence[Pair]) -> list[Panel]:
+    """One for each pair of released and looped draft; where there is none, one for each draft alone."""
+    looped = [
+        Panel(
+            title=f"{pair.row.target}: {pair.family}",
+            bars=HOSTS.get(pair.row.host, pair.row.host),
+            released=pair.released,
+            looped=pair.looped,
+            stages={**found.of(pair.row), ALL: pair.looped},
+        )
+        for pair in pairs
+        if pair.looped.rounds
+    ]
+    return looped or [
+        Panel(
+            title=f"{row.target}: {HOSTS.get(row.host, row.host)}",
+            bars=row.label,
+            released=found.average(row),
+            looped=Measurement(),
+            stages={**found.of(row), ALL: found.average(row)},
+        )
+        for row in found.rows
+        if row.host and found.average(row).rounds
+    ]
+
+
+def acceptance_length(shown: Sequence[Panel]) -> Figure:
+    """Share of rounds by acceptance length, released against looped."""
+    figure, places = _places(len(shown), width=4.6, height=2.9)
+    for axes, panel in zip(places, shown, strict=True):
+        _acceptance_panel(axes, panel)
     return figure
 
 
-def _acceptance_panel(axes: Axes, pair: Pair) -> None:
-    released, looped = _shares(pair.released.acceptance), _shares(pair.looped.acceptance)
+def _acceptance_panel(axes: Axes, panel: Panel) -> None:
+    released, looped = _shares(panel.released.acceptance), _shares(panel.looped.acceptance)
     longest = max(released | looped)
-    places = range(1, longest + 1)
-    axes.bar(places, [released.get(n, 0) for n in places], color=LIGHT, width=0.8)
-    axes.plot(places, [looped.get(n, 0) for n in places], color=DARK, marker="o", markersize=3.5, linewidth=1.6)
-    axes.set_title(f"{pair.row.target}: {pair.family}")
+    lengths = range(1, longest + 1)
+    axes.bar(lengths, [released.get(n, 0) for n in lengths], color=LIGHT, width=0.8)
+    axes.set_title(panel.title)
     axes.set_xlabel("acceptance length of a round (tokens)")
     axes.set_ylabel("rounds (%)")
     axes.set_xlim(0.4, longest + 0.6)
     axes.set_ylim(0, 1.28 * max([*released.values(), *looped.values()]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _name_bars(axes, released, looped, f"{HOSTS.get(pair.row.host, pair.row.host)}, τ {length(pair.released.tau)}")
-    _name_line(axes, released, looped, f"{LOOPED}, τ {length(pair.looped.tau)}")
+    _name_bars(axes, released, looped, f"{panel.bars}, τ {length(panel.released.tau)}")
+    if looped:
+        axes.plot(lengths, [looped.get(n, 0) for n in lengths], color=DARK, marker="o", markersize=3.5, linewidth=1.6)
+        _name_line(axes, released, looped, f"{LOOPED}, τ {length(panel.looped.tau)}")
 
 
 def _name_bars(axes: Axes, released: dict[int, float], looped: dict[int, float], words: str) -> None:
@@ -83,7 +126,8 @@ def _name_bars(axes: Axes, released: dict[int, float], looped: dict[int, float],
         return
     place = max(released, key=lambda n: released[n])
     top = max(released[place], looped.get(place, 0))
-    axes.annotate(words, (place - 0.4, top), xytext=(0, 5), textcoords="offset points", color=MUTED)
+    side, edge = ("left", place - 0.4) if place < 0.6 * axes.get_xlim()[1] else ("right", place + 0.4)
+    axes.annotate(words, (edge, top), xytext=(0, 5), textcoords="offset points", ha=side, color=MUTED)
 
 
 def _name_line(axes: Axes, released: dict[int, float], looped: dict[int, float], words: str) -> None:
@@ -96,44 +140,37 @@ def _name_line(axes: Axes, released: dict[int, float], looped: dict[int, float],
     )
 
 
-def extra_stages(found: Collected, pairs: Sequence[Pair]) -> Figure:
-    """Share of rounds with one, two, three or more additional stages, by benchmark, a panel each pair."""
-    figure, panels = _panels(len(pairs), width=4.6, height=0.9 + 0.24 * (len(found.benchmarks) + 1))
-    for axes, pair in zip(panels, pairs, strict=True):
-        _stages_panel(axes, {**found.of(pair.row), "all rounds": pair.looped}, pair)
+def extra_stages(shown: Sequence[Panel]) -> Figure:
+    """Share of rounds with one, two, three or more additional stages, by benchmark."""
+    figure, places = _places(len(shown), width=4.6, height=0.9 + 0.24 * max(len(panel.stages) for panel in shown))
+    for axes, panel in zip(places, shown, strict=True):
+        _stages_panel(axes, panel)
     return figure
 
 
-def _stages_panel(axes: Axes, stages: dict[str, Measurement], pair: Pair) -> None:
-    names = list(stages)
-    places = range(len(names), 0, -1)
-    left = [0.0] * len(names)
+def _stages_panel(axes: Axes, panel: Panel) -> None:
+    places = range(len(panel.stages), 0, -1)
+    left = [0.0] * len(places)
     for least, (words, color) in enumerate(SHADES.items(), start=1):
-        shares = [_stage_share(part.stages, least, words) for part in stages.values()]
-        axes.barh(places, shares, left=left, color=color, height=0.72)
+        shares = [_stage_share(part.stages, least, words) for part in panel.stages.values()]
+        axes.barh(places, shares, left=left, color=color, height=0.72, label=words)
         left = [start + share for start, share in zip(left, shares, strict=True)]
     for place, end in zip(places, left, strict=True):
         axes.annotate(f"{end:.1f}", (end, place), xytext=(3, 0), textcoords="offset points", va="center")
-    axes.set_yticks(places, [benchmark_label(name) for name in names])
+    axes.set_yticks(places, [benchmark_label(name) for name in panel.stages])
     axes.set_xlim(0, 1.12 * max(*left, LEAST_SCALE))
     axes.set_xlabel("rounds with an additional stage (%)")
-    axes.set_title(f"{pair.row.target}: {pair.family}", pad=18)
-    _name_shades(axes)
-
-
-def _name_shades(axes: Axes) -> None:
-    """The shades' key in one line above the bars, in the order in which they follow each other in a bar."""
-    x = 0.0
-    for words, color in SHADES.items():
-        axes.annotate("■", (x, 1.02), xycoords="axes fraction", color=color, va="bottom")
-        axes.annotate(words, (x + 0.045, 1.02), xycoords="axes fraction", va="bottom")
-        x += 0.14
-    axes.annotate("additional stages", (x + 0.1, 1.02), xycoords="axes fraction", va="bottom")
+    axes.set_title(panel.title, pad=18)
+    if any(left):
+        key = {"ncols": 3, "handlelength": 0.7, "handletextpad": 0.5, "columnspacing": 1.2, "borderpad": 0}
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.3, frameon=False, **key)
+    else:
+        axes.annotate("no round had an additional stage", (0.5, 0.5), xycoords="axes fraction", ha="center")
 
 
 def _stage_share(stages: Counter[int], least: int, words: str) -> float:
     """Percent of rounds with exactly `least` additional stages, or that many and more for the last shade."""
-    wanted = sum(n for extra, n in stages.items() if extra == least or (extra > least and words.endswith("more")))
+    wanted = sum(n for extra, n in stages.items() if extra == least or (extra > least and "more" in words))
     return 100 * wanted / (stages.total() or 1)
 
 
@@ -141,7 +178,7 @@ def _shares(histogram: Counter[int]) -> dict[int, float]:
     return {key: 100 * count / histogram.total() for key, count in sorted(histogram.items())}
 
 
-def _panels(count: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def _places(count: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
     columns = min(count, 3)
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")

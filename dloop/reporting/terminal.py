@@ -10,8 +10,8 @@ from rich.table import Table
 
 from dloop.reporting import overview, remarks, text
 from dloop.reporting.collect import Collected
-from dloop.reporting.labels import BASELINE, HOSTS, benchmark_label
-from dloop.reporting.layout import Grid, grids, marked
+from dloop.reporting.labels import BASELINE, HOSTS
+from dloop.reporting.layout import Grid, grids, texts
 from dloop.reporting.overview import Pair
 
 MOST_GRIDS = 4
@@ -44,14 +44,12 @@ def _title(host: str, grid: Grid) -> str:
 
 def _grid(grid: Grid) -> Table:
     """One target's rows but the baseline, whose numbers are all 1."""
+    cells = texts(grid, _bold).iloc[1:]
     table = Table("")
-    for label in list(grid.rows)[1:]:
+    for label in cells.index:
         table.add_column(escape(label), justify="right")
-    speedups = marked(grid.speedup, text.ratio, _bold)
-    taus = marked(grid.tau, text.length, _bold)
-    for place, name in enumerate(grid.speedup.columns):
-        both = zip(speedups[1:], taus[1:], strict=True)
-        table.add_row(escape(benchmark_label(name)), *(f"{ratio[place]} / {tau[place]}" for ratio, tau in both))
+    for name, column in cells.items():
+        table.add_row(escape(str(name)), *column)
     return table
 
 

@@ -48,6 +48,16 @@ def test_the_best_method_of_each_column_is_marked_exactly():
     assert marks["c"].tolist() == [False, False, False]
 
 
+def test_cells_hold_both_numbers_and_the_best_in_bold():
+    speedup = pd.DataFrame({"gsm8k": [1.0, 2.004, math.nan], "Avg.": [1.0, 3.0, 2.0]}, index=["b", "x", "y"])
+    grid = layout.Grid("tiny", speedup, speedup.iloc[::-1].set_axis(speedup.index), {}, {})
+    assert layout.texts(grid, "<{}>".format).to_dict("index") == {
+        "b": {"GSM8K": "1.00x / --", "Avg.": "1.00x / 2.00"},
+        "x": {"GSM8K": "2.00x / <2.00>", "Avg.": "<3.00x> / <3.00>"},
+        "y": {"GSM8K": "-- / 1.00", "Avg.": "2.00x / 1.00"},
+    }
+
+
 def test_the_tidy_frame_holds_every_unrounded_number(found):
     tidy = layout.tidy(found, "dflash")
     assert len(tidy) == 2 * 4 * (len(SETS) + 1)
@@ -68,6 +78,7 @@ def test_gains_compare_unrounded_averages(found):
     numbers = frame([small, large])
     assert numbers["speedup_gain"].tolist() == [small.speedup_gain, large.speedup_gain]
     assert numbers["control_tau"].tolist() == [small.control.tau, large.control.tau]
+    assert list(frame([])) == list(numbers)
 
 
 def test_trees_are_compared_with_trees_and_variants_with_the_plain_host(tmp_path):
@@ -85,8 +96,14 @@ def test_trees_are_compared_with_trees_and_variants_with_the_plain_host(tmp_path
     ]
     assert eager.released.tau == found.average(found.rows[1]).tau
     assert published.released.tau == trained.released.tau == found.average(found.rows[3]).tau
-    heads, _ = cells(found, [eager, published, trained])
-    assert heads == ["Target", "Host", "Released", "+ DLoop", "Gain in speedup", "Gain in τ"]
+    assert list(cells(found, [eager, published, trained])) == [
+        "Target",
+        "Host",
+        "Released",
+        "+ DLoop",
+        "Gain in speedup",
+        "Gain in τ",
+    ]
 
 
 def test_a_gate_that_hardly_opened_states_no_gain(tmp_path):
@@ -94,7 +111,7 @@ def test_a_gate_that_hardly_opened_states_no_gain(tmp_path):
     found = gather(tmp_path, build(tmp_path, rows=rows, benchmarks=["gsm8k"], prompts=2), ["gsm8k"])
     (pair,) = pairs(found)
     assert pair.hardly_opened
-    assert cells(found, [pair])[1][0][4:6] == ["gate hardly opened", "--"]
+    assert cells(found, [pair]).iloc[0, 4:6].tolist() == ["gate hardly opened", "--"]
     assert "the gate hardly opened, so no gain is stated" in sentence(pair)
 
 
@@ -103,4 +120,4 @@ def test_without_a_released_row_the_gain_is_unknown(tmp_path):
     (pair,) = pairs(gather(tmp_path, listed[1:2], ["gsm8k"]))
     assert math.isnan(pair.speedup_gain)
     assert math.isnan(pair.gain_interval[0])
-    assert pair.control is None
+    assert pair.control.rounds == 0

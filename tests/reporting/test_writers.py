@@ -1,10 +1,11 @@
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
-from dloop.reporting import latex, markdown, plots, remarks, terminal
+from dloop.reporting import latex, layout, markdown, plots, remarks, terminal
 from dloop.reporting.collect import collect, read_rows
 from dloop.reporting.modelled import read_cost_table
 from dloop.reporting.overview import pairs
@@ -92,18 +93,16 @@ def test_warnings_are_listed(found):
     assert "- missing: a.json and 1 more\n- the torch version differs (2 of 8 results)" in page
 
 
-def columns(spec):
-    return len(re.findall("[lrc]", spec))
-
-
-@pytest.mark.parametrize("kind", ["host", "overview"])
+@pytest.mark.parametrize("kind", ["host", "overview", "nothing"])
 def test_latex_rows_have_as_many_cells_as_columns(found, kind):
-    text = (
-        latex.host_table(found, "dflash", NOTE) if kind == "host" else latex.overview_table(found, pairs(found), NOTE)
-    )
-    wanted = columns(re.search(r"\\begin\{tabular\}\{(\w+)\}", text).group(1))
+    text = {
+        "host": lambda: latex.host_table(found, "dflash", NOTE),
+        "overview": lambda: latex.overview_table(found, pairs(found), NOTE),
+        "nothing": lambda: latex.overview_table(found, [], NOTE),
+    }[kind]()
+    wanted = len(re.search(r"\\begin\{tabular\}\{([lrc]+)\}", text).group(1))
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert len(rows) >= 2
+    assert len(rows) >= 1
     for row in rows:
         spans = [int(n) for n in re.findall(r"\\multicolumn\{(\d+)\}", row)]
         assert len(re.findall(r"(?<!\\)&", row)) + 1 - len(spans) + sum(spans) == wanted
@@ -112,10 +111,26 @@ def test_latex_rows_have_as_many_cells_as_columns(found, kind):
     assert text.isascii()
 
 
-def test_latex_escapes_what_it_would_read_as_commands():
-    assert latex.escape(r"a_b & 5% $x #1 {~^} \n τ") == (
-        r"a\_b \& 5\% \$x \#1 \{\textasciitilde{}\textasciicircum{}\} \textbackslash{}n $\tau$"
-    )
+def test_latex_opens_a_target_s_rows_with_a_rule_and_its_name(found):
+    lines = latex.host_table(found, "dflash", None).splitlines()
+    place = lines.index(r"\midrule \multicolumn{7}{l}{\textit{tiny}} \\")
+    assert [line.split(" & ")[0] for line in lines[place + 1 : place + 5]] == [
+        *("Autoregressive", "DFlash", "+ DLoop", "+ control")
+    ]
+    assert lines[place - 1].startswith(r"\cmidrule(lr){2-3}\cmidrule(lr){4-5}\cmidrule(lr){6-7} & Spd. & $\tau$ & Spd.")
+    assert lines[place + 5] == r"\bottomrule"
+    bold = sum(line.count(r"\textbf{") for line in lines[place + 2 : place + 5])
+    assert bold == sum(layout.best(part).sum().sum() for part in (grid(found).speedup, grid(found).tau))
+
+
+def grid(found):
+    return layout.grids(found, "dflash")[0]
+
+
+def test_latex_escapes_what_it_would_read_as_commands(found):
+    text = latex.overview_table(found, pairs(found), "a_b & 5% $x #1 {~^} \\n τ")
+    assert r"a\_b \& 5\% \$x \#1 \{\textasciitilde \textasciicircum \} \textbackslash n $\tau$}" in text
+    assert r"my\_set\&more" in latex.host_table(found, "dflash", None)
 
 
 def test_the_terminal_shows_benchmarks_downwards(found, capsys):
@@ -139,19 +154,41 @@ def test_pictures_are_the_same_bytes_each_time(found, tmp_path):
 
 
 def test_the_bars_and_the_line_are_shares_of_rounds(found):
-    figure = plots.acceptance_length(pairs(found))
-    (axes,) = figure.axes
+    (axes,) = plots.acceptance_length(plots.panels(found, pairs(found))).axes
     assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(100)
     assert sum(axes.lines[0].get_ydata()) == pytest.approx(100)
 
 
 def test_the_stages_of_a_bar_add_up_to_the_open_share(found):
     lines = pairs(found)
-    (axes,) = plots.extra_stages(found, lines).axes
+    (axes,) = plots.extra_stages(plots.panels(found, lines)).axes
     last_of_each_shade = axes.patches[len(SETS) :: len(SETS) + 1]
     assert sum(bar.get_width() for bar in last_of_each_shade) == pytest.approx(100 * lines[0].looped.open_share)
+    assert [words.get_text() for words in axes.get_legend().get_texts()] == list(plots.SHADES)
 
 
-def test_without_a_looped_row_there_is_no_picture(found, tmp_path):
-    assert plots.draw(found, [], tmp_path) == []
-    assert "nothing to compare" in markdown.overview_page(found, [], None, [], tmp_path)
+@pytest.fixture(scope="module")
+def released_alone(tmp_path_factory):
+    root = tmp_path_factory.mktemp("released")
+    listed = build(root, benchmarks=SETS, prompts=2)[:1]
+    return collect(root, "cpu", read_rows(listed), SETS)
+
+
+def test_without_a_looped_row_the_pictures_show_the_released_draft_alone(released_alone, tmp_path):
+    assert [path.name for path in plots.draw(released_alone, [], tmp_path)] == [
+        *("acceptance_length.svg", "extra_stages.svg")
+    ]
+    shown = plots.panels(released_alone, pairs(released_alone))
+    (axes,) = plots.acceptance_length(shown).axes
+    assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(100)
+    assert not axes.lines
+    (axes,) = plots.extra_stages(shown).axes
+    assert "no round had an additional stage" in [words.get_text() for words in axes.texts]
+    page = markdown.overview_page(released_alone, [], None, [], tmp_path)
+    assert "nothing to compare" in page
+
+
+def test_without_a_draft_s_rounds_there_is_no_picture(tmp_path):
+    listed = build(tmp_path, benchmarks=["gsm8k"], prompts=1)
+    shutil.rmtree(tmp_path / "eval")
+    assert plots.draw(collect(tmp_path, "cpu", read_rows(listed), ["gsm8k"]), [], tmp_path) == []
