@@ -7,15 +7,17 @@ with the other block drafters (`dloop/hosts/block/`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from dloop.hosts.block.drafter import BlockDrafter, read_chain
 from dloop.hosts.block.host import BlockHost
 from dloop.hosts.block.objective import BlockObjective, StageLoss
 from dloop.hosts.host import Loss, ObjectiveOptions, Segment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FIRST_DRAFT_ROW = 1
 

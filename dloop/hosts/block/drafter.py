@@ -9,16 +9,19 @@ beyond the target's features is dropped when the round ends.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.host import Segment
 from dloop.hosts.kv_cache import KVCache
 from dloop.hosts.target_model import embedding, head
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class BlockDrafter(ABC):

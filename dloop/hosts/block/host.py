@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from dloop.cli import UserError
 from dloop.hosts.block.config import BlockConfig, read_block_config
@@ -17,6 +16,9 @@ from dloop.hosts.block.objective import BlockObjective
 from dloop.hosts.checkpoint_files import load_strictly, write_checkpoint
 from dloop.hosts.host import Host, ObjectiveOptions
 from dloop.hosts.target_model import embedding
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class BlockHost(Host):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from dloop.data.loader import Batch
 from dloop.hosts.block.network import BlockBackbone
@@ -29,6 +29,9 @@ from dloop.hosts.block.packing import (
 )
 from dloop.hosts.host import Loss, Objective, ObjectiveOptions, TargetOutputs
 from dloop.hosts.target_model import embedding, head
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _CHUNK_ROWS = 2048
 """Rows whose logits exist at once: with 152k tokens and float32 these are 1.2 GB."""
