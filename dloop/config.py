@@ -164,6 +164,10 @@ class Configuration:
         shared = {key: value for key, value in self.values["evaluation"].items() if key not in DRAFT_ONLY}
         return {**self._target_flags(target), **shared}
 
+    def device_flags(self) -> Flags:
+        """Where evaluations run and in which precision."""
+        return {key: self.values["evaluation"][key] for key in ("dtype", "device") if key in self.values["evaluation"]}
+
     def _target_flags(self, target: str, flag: str = "model") -> Flags:
         entry = self.values["targets"][target]
         revision = {"revision": entry["revision"]} if "revision" in entry else {}

@@ -37,6 +37,10 @@ class Project:
             command, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
 
+    def logs(self) -> str:
+        """What the jobs said, for a failed run."""
+        return "\n".join(f"--- {log}\n{log.read_text()}" for log in sorted(self.folder.glob("logs/**/*.log")))
+
     def planned(self, *arguments: str) -> dict[str, int]:
         """Jobs by rule that a dry run lists; the targets without work of their own left out."""
         listing = self.snakemake(*arguments, "--dry-run", "--cores", "2").stdout

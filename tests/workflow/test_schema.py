@@ -7,6 +7,9 @@ import pytest
 import yaml
 
 import dloop.benchmark
+import dloop.demo.corpus
+import dloop.demo.tiny_target
+import dloop.demo.tokenizer
 import dloop.prompts
 import dloop.regenerate
 import dloop.tables
@@ -16,6 +19,7 @@ from dloop.config import HOST_FLAGS, LOOP_FLAGS
 SCHEMA = yaml.safe_load((Path(__file__).parents[2] / "workflow/schemas/config.schema.yaml").read_text("utf-8"))
 DEFINED = SCHEMA["$defs"]
 PARTS = SCHEMA["properties"]
+DEMO = PARTS["demo"]["properties"]
 SAMPLING = PARTS["targets"]["additionalProperties"]["properties"]["sampling"]
 
 
@@ -29,6 +33,9 @@ SAMPLING = PARTS["targets"]["additionalProperties"]["properties"]["sampling"]
         (DEFINED["released"], dloop.train),
         (DEFINED["evaluation_flags"], dloop.benchmark),
         (PARTS["tables"], dloop.tables),
+        (DEMO["corpus"], dloop.demo.corpus),
+        (DEMO["tokenizer"], dloop.demo.tokenizer),
+        (DEMO["target"], dloop.demo.tiny_target),
     ],
 )
 def test_flags_are_options_of_the_command(part, stage):

@@ -11,9 +11,11 @@ from snakemake.exceptions import WorkflowError
 from dloop.cli import UserError
 from dloop.config import Configuration, command_line
 
-# Jobs call `python`: the interpreter that runs Snakemake, unless a conda environment puts its own in front.
+# Jobs call `python`: the interpreter that runs Snakemake, unless a conda environment puts its own in front. Their idle
+# threads sleep: a spinning one would take the core of the thread it waits for.
 os.environ.update(
-    PATH=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()])
+    PATH=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]),
+    OMP_WAIT_POLICY="PASSIVE",
 )
 
 try:

@@ -74,8 +74,8 @@ rule tiny_target:
 
 rule cost_table:
     input:
-        target="results/demo/target",
-        draft="results/train/tiny/dflash/released/final",
+        target=rules.tiny_target.output,
+        draft=f"{plan.training_folder(*plan.pairs[0], 'released')}/final",
     output:
         "results/demo/cost_table.json",
     log:
@@ -87,8 +87,10 @@ rule cost_table:
     threads: plan["threads"]["alone"]
     resources:
         runtime=10,
+    params:
+        flags=command_line(plan.device_flags()),
     message:
         "Timing the parts of a round (log: {log})"
     shell:
-        "python -m dloop.cost_table --model {input.target} --draft-model {input.draft} --output {output}"
+        "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m dloop.cost_table --model {input.target} --draft-model {input.draft} {params.flags} --output {output}"
         " > {log} 2>&1"

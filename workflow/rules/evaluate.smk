@@ -1,5 +1,6 @@
 # Decoding of the benchmarks: the autoregressive baseline of a target once, then every draft under every setting.
-# Both are timed: `threads` keeps everything else off a CPU meanwhile, the `gpu` resource off the GPUs.
+# Both are timed, so nothing may run beside them: `threads` keeps everything else off a CPU, the `gpu` resource off the
+# GPUs. Each process has one thread, because several would wait for each other at batch 1.
 
 
 rule baseline:
@@ -27,7 +28,7 @@ rule baseline:
     message:
         "Measuring {wildcards.target} without a draft (log: {log})"
     shell:
-        "{params.launch} dloop.benchmark --baseline {params.flags} --dataset {params.datasets}"
+        "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 {params.launch} dloop.benchmark --baseline {params.flags} --dataset {params.datasets}"
         " --expect-device {wildcards.gpu} --output {output} > {log} 2>&1"
 
 
@@ -61,5 +62,5 @@ rule evaluate:
     message:
         "Measuring {wildcards.target} with {wildcards.host}, {wildcards.setting}, {wildcards.draft} draft (log: {log})"
     shell:
-        "{params.launch} dloop.benchmark {params.flags} --dataset {params.datasets}"
+        "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 {params.launch} dloop.benchmark {params.flags} --dataset {params.datasets}"
         " --baseline-result {input.baseline} --expect-device {wildcards.gpu} --output {output} > {log} 2>&1"
