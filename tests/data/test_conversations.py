@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dloop.cli import UserError
@@ -161,6 +161,7 @@ def test_a_json_array_is_refused_with_the_fix(tmp_path):
     refuse_json_array(path)
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.one_of(st.none(), st.text(st.characters(exclude_categories=())))),
     st.booleans(),

@@ -1,0 +1,1 @@
+"""Rooms of `dloop.regenerate`: the target answers the questions of a data set, and no row is lost or doubled."""
