@@ -9,9 +9,11 @@ import torch
 from dloop.cli import UserError
 from dloop.hosts.checkpoint_files import read_config, read_tensors, resolve
 from dloop.hosts.dflash import DFlashHost
+from dloop.hosts.domino import DominoHost
+from dloop.hosts.dspark import DSparkHost
 from dloop.hosts.host import Host
 
-HOSTS: tuple[type[Host], ...] = (DFlashHost,)
+HOSTS: tuple[type[Host], ...] = (DominoHost, DSparkHost, DFlashHost)
 """Families in the order in which they are asked; the first that recognises a checkpoint has it."""
 
 

@@ -117,10 +117,10 @@ class BlockBackbone(nn.Module):
     def initialise(self) -> None:
         """Random weights for training from scratch, from the global generator: normal matrices, unit norms."""
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=self.config.initializer_range)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
 
     def context(self, features: Tensor) -> Tensor:
         """Context rows [..., D] of tapped target states [..., F]."""
