@@ -8,7 +8,7 @@ of the logits. The first `pure_draft_prefix_len` drafts stay uncorrected. Format
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,6 @@ from dloop.hosts.block.packing import Window
 from dloop.hosts.block.scorer import BlockScorer
 from dloop.hosts.host import Segment, TargetOutputs, TreeSegment
 from dloop.trees.dartree import build_dartree
-
-if TYPE_CHECKING:
-    pass
 
 PROJECTORS = ("domino", "causal_v5")
 """Values of `projector_type` that mean this family; the second is an old name."""
@@ -89,11 +86,12 @@ class GRUScorer(BlockScorer):
     def __init__(self, network: DominoNetwork, embed: nn.Module, rows_TD: Tensor, base_TV: Tensor, anchor: int) -> None:
         super().__init__(rows_TD, base_TV, anchor)
         self.network, self.embed = network, embed
-        into, _, out = network.embed_proj
+        into, _, out = (getattr(layer, "weight", None) for layer in network.embed_proj)
+        assert into is not None
         row_size = rows_TD.shape[-1]
         # The projector's first matrix splits into a part for the row, the same for all parents, and one for the state.
-        self._row_part_TM = rows_TD @ into.weight[:, :row_size].T
-        self._state_weight, self._output_weight = into.weight[:, row_size:], out.weight
+        self._row_part_TM = rows_TD @ into[:, :row_size].T
+        self._state_weight, self._output_weight = into[:, row_size:], out
 
     def root_state(self) -> Tensor:
         return self.network.start(self.embed(torch.tensor([self.root_token], device=self.rows_TD.device)))

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
-    
+    from transformers import PreTrainedModel
+
 COPIES = ("embed_tokens.weight", "lm_head.weight")
 """Tensors of the target that DeepSpec's flavour carries along."""
 HEAD_FIELDS = (

@@ -21,8 +21,8 @@ from dloop.trees.nodes import Nodes
 def build_ddtree(logits_LV: Tensor, budget: int, candidates: int | None = None) -> Nodes:
     """The `budget` most probable prefixes under `logits_LV`, fewer when there are not that many.
 
-    `candidates` caps the tokens tried at each depth; without it the cap is the budget, which excludes nothing. Nodes are
-    numbered from the most to the least probable, equally probable ones by the ranks of their tokens from the root on.
+    `candidates` caps the tokens tried at each depth; without it the cap is the budget, which excludes nothing. Numbered
+    from the most to the least probable, equally probable nodes by the ranks of their tokens from the root on.
     """
     depths, vocabulary = logits_LV.shape
     width = min(budget, vocabulary, vocabulary if candidates is None else candidates)

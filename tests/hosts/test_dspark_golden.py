@@ -51,7 +51,7 @@ def test_training_loss_and_gradients_equal_the_reference(folder):
     counted = data["eval_mask"].bool()
     torch.testing.assert_close(objective.counted(window), counted)
     torch.testing.assert_close(window.labels_BNT[counted], data["target_ids"][counted])
-    previous, teacher = objective.row_inputs(window, outputs)
+    previous, _ = objective.row_inputs(window, outputs)
     logits = host.network.correct(objective.logits(hidden), previous, hidden)
     torch.testing.assert_close(logits[counted], data["draft_logits"][counted], atol=1e-4, rtol=0)
     confidence = host.network.confidence(previous, hidden)

@@ -16,12 +16,9 @@ rule regenerate:
         prompts=prompts_file(),
         target=target_inputs,
     output:
-        multiext(
-            "results/regen/{target}/shards/{scatteritem}",
-            answers=temp(".jsonl"),
-            errors=temp("_error.jsonl"),
-            skipped=temp("_skipped.jsonl"),
-        ),
+        answers=temp("results/regen/{target}/shards/{scatteritem}.jsonl"),
+        errors=temp("results/regen/{target}/shards/{scatteritem}_error.jsonl"),
+        skipped=temp("results/regen/{target}/shards/{scatteritem}_skipped.jsonl"),
     log:
         "logs/regenerate/{target}/{scatteritem}.log",
     benchmark:

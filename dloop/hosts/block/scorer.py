@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from dloop.trees.best_ids import best_ids
+
 CANDIDATES = 64
 """Candidates a depth, the same for all parents (magneto0124/DARTree)."""
 
@@ -15,8 +17,9 @@ class BlockScorer(ABC):
     """One stage's rows [T, D] and base logits [T, V]; a family adds its correction, in float32."""
 
     def __init__(self, rows_TD: Tensor, base_TV: Tensor, root_token: int) -> None:
-        best = base_TV.float().topk(min(CANDIDATES, base_TV.shape[-1]), dim=-1)
-        self.rows_TD, self.base_LC, self.candidates_LC = rows_TD, best.values, best.indices
+        base_TV = base_TV.float()
+        self.candidates_LC = best_ids(base_TV, min(CANDIDATES, base_TV.shape[-1]))
+        self.rows_TD, self.base_LC = rows_TD, base_TV.gather(-1, self.candidates_LC)
         self.root_token = root_token
 
     def root_state(self) -> Tensor:
