@@ -5,7 +5,7 @@ Takes the options of `dloop.benchmark`; knows no file but the checkpoints.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from dloop.decoding.target import Target
 from dloop.hosts.host import Host
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import DTYPES, load_target, load_tokenizer
+from dloop.hosts.tree_options import FLAGS, LINEAR, TreeOptions, resolve_tree
 from dloop.results.metrics import compare_settings, summarise
 from dloop.results.provenance import environment
 from dloop.results.record import Dataset, ResponseRecord, Result
@@ -53,6 +54,7 @@ class Session:
         if options.stop_token_ids is None:
             self.stops |= _generation_stops(self.model)
         self.host = self._load_draft()
+        self.tree = self._tree_options()
         self.evaluator = self._evaluator()
         self.evaluator.warm_up(benchmarks[0].prompts[0], options.warmup_runs)
 
@@ -68,6 +70,12 @@ class Session:
         host.network.eval().requires_grad_(False)
         return host
 
+    def _tree_options(self) -> TreeOptions:
+        if self.host is None:
+            return LINEAR
+        given = {name: getattr(self.options, name) for name in FLAGS}
+        return resolve_tree(self.host.name, self.host.tree_defaults, given)
+
     def _tokenizer_and_stops(self, speaks: bool) -> tuple[Any, frozenset[int]]:
         given = self.options.given_stops()
         if given is not None and not speaks:
@@ -80,8 +88,14 @@ class Session:
         gate = Gate(self.options.loop_gate, self.options.max_extra_stages)
         return Evaluator(
             target=Target(self.model, self.host.taps if self.host else ()),
-            drafter=self.host.drafter(self.model) if self.host else SilentDrafter(),
-            settings=Settings(self.options.max_new_tokens, self.stops, gate),
+            drafter=self.host.drafter(self.model, self.tree) if self.host else SilentDrafter(),
+            settings=Settings(
+                max_new_tokens=self.options.max_new_tokens,
+                stop_ids=self.stops,
+                gate=gate,
+                tree_budget=self.tree.tree_budget,
+                stage_tree_budget=self.tree.stage_tree_budget,
+            ),
             tokenizer=self.tokenizer,
             drafts=self.host is not None,
             thinking=self.options.thinking,
@@ -117,6 +131,7 @@ class Session:
             "dtype": self.dtype,
             "device": self.world.device.type,
             "stop_token_ids": sorted(self.stops),
+            **(asdict(self.tree) if self.tree.tree_budget else {}),
             "dataset": [benchmark.name],
         }
         return self.options.recorded() | resolved

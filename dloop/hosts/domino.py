@@ -46,6 +46,11 @@ class DominoNetwork(BlockBackbone):
         """Float32 logits [..., V] of rows [..., D] after states [..., G]."""
         return base.float() + self.embed_proj(torch.cat((hidden, state), dim=-1)).float()
 
+    @property
+    def projector_weights(self) -> tuple[Tensor, Tensor]:
+        """The projector's matrices: [middle, D + G] (row first, then state) and [V, middle]."""
+        return self.embed_proj.get_parameter("0.weight"), self.embed_proj.get_parameter("2.weight")
+
     def step(self, embedded_WD: Tensor, states_WG: Tensor) -> Tensor:
         """States [W, G] after one more token each."""
         return self.prefix_gru(embedded_WD[:, None], states_WG[None].contiguous())[1][0]
@@ -86,8 +91,7 @@ class GRUScorer(BlockScorer):
     def __init__(self, network: DominoNetwork, embed: nn.Module, rows_TD: Tensor, base_TV: Tensor, anchor: int) -> None:
         super().__init__(rows_TD, base_TV, anchor)
         self.network, self.embed = network, embed
-        into, _, out = (getattr(layer, "weight", None) for layer in network.embed_proj)
-        assert into is not None
+        into, out = network.projector_weights
         row_size = rows_TD.shape[-1]
         # The projector's first matrix splits into a part for the row, the same for all parents, and one for the state.
         self._row_part_TM = rows_TD @ into[:, :row_size].T

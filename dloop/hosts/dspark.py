@@ -30,9 +30,6 @@ from dloop.trees.dartree import build_dartree
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 COPIES = ("embed_tokens.weight", "lm_head.weight")
 """Tensors of the target that DeepSpec's flavour carries along."""
 HEAD_FIELDS = (
