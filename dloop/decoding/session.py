@@ -5,7 +5,7 @@ Takes the options of `dloop.benchmark`; knows no file but the checkpoints.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,10 +131,16 @@ class Session:
             "dtype": self.dtype,
             "device": self.world.device.type,
             "stop_token_ids": sorted(self.stops),
-            **(asdict(self.tree) if self.tree.tree_budget else {}),
+            **self._recorded_tree(),
             "dataset": [benchmark.name],
         }
         return self.options.recorded() | resolved
+
+    def _recorded_tree(self) -> dict[str, Any]:
+        """The resolved flags of this host's tree; nothing in linear mode, where none has an effect."""
+        if self.host is None or not self.tree.tree_budget:
+            return {}
+        return {name: getattr(self.tree, name) for name in self.host.tree_defaults}
 
     def _environment(self) -> dict[str, Any]:
         return environment(self.world.device, self.dtype, ATTENTION)
