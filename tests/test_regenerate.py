@@ -168,6 +168,11 @@ def test_a_run_in_this_process_that_is_killed_while_writing_ends_with_the_same_r
     assert rows(tmp_path / "killed.jsonl") == calm
     assert sum(row["status"] == "success" for row in calm.values()) > LINES // 2
 
+    # The target was trained again under the same name: its answers must not be mixed with the old ones.
+    os.utime(target / "model.safetensors", (0, 0))
+    with pytest.raises(UserError, match=r"other settings.*weights"):
+        command(*killed, "--resume")
+
     # Shards are answered in batches of their own; merged they hold every line once.
     shards = [tmp_path / f"{i}.jsonl" for i in (1, 2)]
     for index, shard in enumerate(shards):
