@@ -16,7 +16,7 @@ demo: setup
 	$(BIN)/snakemake --cores 2 --configfile config/demo.yaml
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: setup
 	$(BIN)/ruff format --check dloop tests

@@ -62,10 +62,6 @@ class Experiment:
     draft: str
     flags: Flags
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `dloop.tables --experiments`."""
-        return {key: getattr(self, key) for key in ("target", "host", "setting", "draft", "flags")}
-
 
 class Configuration:
     """A configuration that passed every check; answers what the rules need to know.
@@ -197,6 +193,8 @@ class Configuration:
             **self.values["training"],
             **family["training"],
         }
+        if not self.is_trained_here(target, host, draft):
+            raise UserError(f"hosts.{host}.drafts.{target}.{draft} is a finished draft: there is nothing to train")
         if draft == "released":
             return flags | self._draft(target, host, draft)
         flags[START_FLAGS[host]] = self.draft_source(target, host, "released")

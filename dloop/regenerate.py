@@ -106,7 +106,17 @@ def settings(options: Options, selection: "Selection") -> dict[str, Any]:
     shared = ("model", "temperature", "top_p", "top_k", "max_tokens", "reasoning", "shard")
     local = () if options.server_address else ("revision", "batch_size", "seed", "device", "dtype")
     values = {name: getattr(options, name) for name in shared + local}
-    return {**values, "in_process": not options.server_address, "input_sha256": selection.digest}
+    values |= {"in_process": not options.server_address, "input_sha256": selection.digest}
+    return values if options.server_address else values | {"weights": weights_stamp(Path(str(options.model)))}
+
+
+def weights_stamp(folder: Path) -> str | None:
+    """Changes when a target in a local folder is trained again under the same name; None for a hub repository."""
+    import hashlib
+
+    files = [(file.name, file.stat()) for file in sorted(folder.glob("*.safetensors"))]
+    stamps = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+    return hashlib.sha256(repr(stamps).encode()).hexdigest() if stamps else None
 
 
 def ask_servers(options: Options, selection: "Selection", ledger: "Ledger", advance: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dloop.cli import UserError
-from dloop.config import Configuration, command_line
+from dloop.config import Configuration, command_line, main
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "workflow/schemas/config.schema.yaml"
@@ -201,6 +201,12 @@ def test_a_combination_outside_the_registries_is_refused(paper, demo):
         Configuration(demo, SCHEMA).draft_source("tiny", "dflash", "published")
 
 
+@pytest.mark.parametrize("draft", ["released", "published"])
+def test_a_finished_draft_is_not_trained(paper, draft):
+    with pytest.raises(UserError, match="there is nothing to train"):
+        Configuration(paper, SCHEMA).training_flags("qwen3-4b", "dflash", draft)
+
+
 def test_checking_leaves_the_values_alone(paper):
     before = copy.deepcopy(paper)
     Configuration(paper, SCHEMA)
@@ -212,3 +218,13 @@ def test_a_command_line_survives_a_shell():
     assert shlex.split(command_line(flags)) == [
         *("--loop-gate", "-0.5", "--strict-data", "--no-resume", "--note", "it's a demo, 2 cores")
     ]
+
+
+def test_the_command_lists_the_experiments(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["dloop.config", "config/config.yaml"])
+    main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[1].split()[:4] == ["qwen3-4b", "dflash", "dloop", "published"]
+    assert lines[1].endswith("--draft-model naver-ai/DLoop-DFlash-Qwen3-4B --loop-gate -0.5")

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from hub_server import COMMIT, serve
 
 from dloop.cli import UserError
 from dloop.data.hub import load_hub_rows
+from tests.data.hub_server import COMMIT, serve
 
 CARD = """---
 configs:

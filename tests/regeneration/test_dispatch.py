@@ -6,12 +6,12 @@ import threading
 from collections import Counter
 
 import pytest
-from stub_server import CUT, StubServer
 
 from dloop.cli import UserError
 from dloop.regeneration.dialogue import open_dialogue
 from dloop.regeneration.dispatch import REFUSALS_AT_START, Dispatcher
 from dloop.regeneration.servers import Patience, RequestForm, Server
+from tests.regeneration.stub_server import CUT, StubServer
 
 FORM = RequestForm(model="m", max_tokens=100, temperature=0.7)
 HASTE = Patience(first_pause=0, longest_pause=0, probe_interval=0.01)

@@ -5,9 +5,9 @@ import socket
 import threading
 
 import pytest
-from stub_server import CUT, GARBAGE, HTML, StubServer
 
 from dloop.regeneration.servers import Lost, Patience, Refused, RequestForm, Server, Unwell
+from tests.regeneration.stub_server import CUT, GARBAGE, HTML, StubServer
 
 FORM = RequestForm(model="m", max_tokens=100, temperature=0.7)
 HASTE = Patience(first_pause=0, longest_pause=0, lost_before_suspension=99)

@@ -34,7 +34,7 @@ rule tables:
     resources:
         runtime=30,
     params:
-        experiments=json.dumps([row.as_json() for row in plan.experiments]),
+        experiments=json.dumps([vars(row) for row in plan.experiments]),
         benchmarks=plan.benchmarks,
         tables=lambda wildcards: f"results/tables/{wildcards.gpu}",
         plots=lambda wildcards: f"results/plots/{wildcards.gpu}",
