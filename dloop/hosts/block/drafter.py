@@ -60,8 +60,8 @@ class BlockDrafter(ABC):
         """A loop stage behind the last drafted token."""
         cached = self.cache.length - self._root_position
         # The newest token is the block's first row, so its state stays out until a later stage.
-        fresh = self._bank[cached : len(self._chain) - 2]
-        return self._stage(self.network.loop_context(fresh), first_position=self._root_position + 1 + cached)
+        fresh = self.network.loop_context(self._bank, cached, len(self._chain) - 2)
+        return self._stage(fresh, first_position=self._root_position + 1 + cached)
 
     def end(self) -> None:
         """Keep the target's features alone."""
@@ -69,10 +69,10 @@ class BlockDrafter(ABC):
 
     def _stage(self, context_CD: Tensor, first_position: int) -> Segment:
         anchor_position = self._root_position + len(self._chain) - 1
-        hidden_RD = self._run_block(context_CD, first_position, anchor_position)
-        rows_TD = hidden_RD[self.network.config.first_draft_row :]
-        self._bank = torch.cat((self._bank, rows_TD))
-        segment = self.propose(rows_TD, self._chain[-1])
+        raw_TD = self._run_block(context_CD, first_position, anchor_position)[self.network.config.first_draft_row :]
+        hidden_TD = self.network.norm(raw_TD)
+        self._bank = torch.cat((self._bank, self.network.loop_rows(raw_TD, hidden_TD)))
+        segment = self.propose(hidden_TD, self._chain[-1])
         self._chain += segment.chain
         return segment
 

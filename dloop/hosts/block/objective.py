@@ -114,26 +114,28 @@ class BlockObjective(Objective):
             position_BN = anchors_BN + stage * self.stage_length
             kept_BN = reaching_BN if stage else keep_BN
             window = open_windows(batch.input_ids, batch.loss_mask, position_BN, kept_BN, self.stage_length)
-            hidden_BNTD = self._packed_stage(context_BSD, bank_BNXD, anchors_BN, window, offset_B)
-            bank_BNXD = torch.cat((bank_BNXD, hidden_BNTD), dim=2)
+            raw_BNTD = self._packed_stage(context_BSD, bank_BNXD, anchors_BN, window, offset_B)
+            hidden_BNTD = self.network.norm(raw_BNTD)
+            bank_BNXD = torch.cat((bank_BNXD, self.network.loop_rows(raw_BNTD, hidden_BNTD)), dim=2)
             results.append((window, hidden_BNTD))
         return results
 
     def _packed_stage(
         self, context_BSD: Tensor, bank_BNXD: Tensor, anchors_BN: Tensor, window: Window, offset_B: Tensor
     ) -> Tensor:
-        """Draft rows [B, N, T, D] of one stage; the newest banked row is the block's own first row and stays out."""
-        extra_BNXD = self.network.loop_context(bank_BNXD[:, :, :-1])
+        """Draft rows [B, N, T, D] of one stage before the final norm."""
+        # The newest drafted token is the block's own first row, so its state stays out.
+        extra_BNXD = self.network.loop_context(bank_BNXD, 0, max(bank_BNXD.shape[2] - 1, 0))
         rows = self.network.config.block_size
         packing = Packing(context_BSD.shape[1], extra_BNXD.shape[2], rows, anchors_BN, window.keep_BN)
         positions_BK = self._positions(packing, window.position_BN) + offset_B[:, None]
-        hidden_BQD = self.network(
+        raw_BQD = self.network(
             self._block_rows(window),
             torch.cat((context_BSD, extra_BNXD.flatten(1, 2)), dim=1),
             positions_BK,
             ATTENTION_BACKENDS[self.options.attention_backend](packing),
         )
-        return hidden_BQD.unflatten(1, (packing.anchors, rows))[:, :, self.network.config.first_draft_row :]
+        return raw_BQD.unflatten(1, (packing.anchors, rows))[:, :, self.network.config.first_draft_row :]
 
     def _block_rows(self, window: Window) -> Tensor:
         """Embedded blocks [anchor, MASK, ...] as [B, N x R, D]."""

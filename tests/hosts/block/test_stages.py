@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dloop.data.loader import Batch
+from dloop.hosts.block.network import LoopState
 from dloop.hosts.host import ObjectiveOptions, TargetOutputs
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import Taps, load_target
@@ -46,7 +47,9 @@ def outputs_of(target, host, batch, offset=0):
     return TargetOutputs(states, torch.full((len(batch.input_ids),), offset))
 
 
-def test_packed_stages_equal_cached_stages(target, host):
+@pytest.mark.parametrize("loop_state", LoopState, ids=lambda state: state.name)
+def test_packed_stages_equal_cached_stages(target, host, loop_state):
+    host.network.loop_state = loop_state
     ids = random_ids(1, 60, seed=0)
     batch = batch_of(ids)
     outputs = outputs_of(target, host, batch)
@@ -63,6 +66,7 @@ def test_packed_stages_equal_cached_stages(target, host):
             for stage, (_, hidden) in enumerate(stages):
                 _ = drafter.first_stage() if stage == 0 else drafter.next_stage()
                 rows = drafter._bank[-drafter.stage_length :]
+                rows = rows if loop_state.after_norm else host.network.norm(rows)
                 torch.testing.assert_close(rows, hidden[0, n], atol=1e-5, rtol=1e-5)
                 # Teacher tokens: what the decoder conditions on next is the truth, not its own guess.
                 o = (stage + 1) * drafter.stage_length
