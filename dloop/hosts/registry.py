@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,8 +20,25 @@ HOSTS: tuple[type[Host], ...] = (DominoHost, DSparkHost, DFlashHost)
 
 def load_host(source: str, *, dtype: torch.dtype, device: torch.device, revision: str | None = None) -> Host:
     """The draft in a folder or hub repository, recognised from its configuration and tensors, loaded strictly."""
+    config, tensors = read_checkpoint(source, revision)
+    return build_host(config, tensors, source, dtype=dtype, device=device)
+
+
+def read_checkpoint(source: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Configuration and tensors of a folder or hub repository, as they are written there."""
     folder = resolve(source, revision)
-    config, tensors = read_config(folder), read_tensors(folder)
+    return read_config(folder), read_tensors(folder)
+
+
+def build_host(
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    source: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Host:
+    """The host that recognises the checkpoint; `source` names it in messages."""
     return _family(config, list(tensors), source).load(config, tensors, dtype=dtype, device=device)
 
 
