@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from dloop.checkpoint import main
 from dloop.cli import UserError
-from dloop.hosts.registry import load_host
+from dloop.hosts.registry import load_host, new_host
+from tests.training.tiny import write_config_of, write_conversations, write_target
 
 
 def test_describes_a_checkpoint_in_words(golden, capsys):
@@ -55,6 +56,19 @@ def test_refuses_what_cannot_be_converted(golden, tmp_path):
     with pytest.raises(UserError, match="exists"):
         main([str(golden / "dspark/draft"), "--convert", "specforge", "--output", str(tmp_path)])
     assert not list(tmp_path.iterdir())
+
+
+def test_probe_ranks_every_reading_of_the_loop_state(tmp_path, capsys):
+    target = write_target(tmp_path / "target")
+    config = write_config_of("dspark", tmp_path / "config.json")
+    host = new_host(str(config), seed=0, dtype=torch.float32, device=torch.device("cpu"))
+    host.save(tmp_path / "draft", torch.float32)
+    data = write_conversations(tmp_path / "data.jsonl", 6)
+    main([str(tmp_path / "draft"), "--probe", "--target", str(target), "--data", str(data), "--device", "cpu"])
+    said = capsys.readouterr().out
+    assert all(f"N{n}P{p}" in said for n in (1, 2, 3) for p in (1, 2))
+    shares = [float(line.split()[1].rstrip("%")) for line in said.splitlines() if line.startswith("  N")]
+    assert shares == sorted(shares, reverse=True)
 
 
 def test_old_names_of_heads_and_projector_load(golden, tmp_path):
