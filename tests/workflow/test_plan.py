@@ -4,7 +4,7 @@ import pytest
 
 from dloop.config import Configuration
 
-PAPER = {"baseline": 16, "evaluate": 32, "tables": 1}
+PAPER = {"conditions": 2, "baseline": 16, "evaluate": 32, "tables": 1}
 
 
 def test_the_paper_run_is_planned_from_a_fresh_clone(project):
@@ -29,6 +29,7 @@ def test_trained_drafts_and_their_controls_pull_in_the_whole_chain(project):
         "regenerate": 16,
         "merge": 2,
         "train": 4,
+        "conditions": 2,
         "baseline": 16,
         "evaluate": 48,
         "tables": 1,
@@ -46,7 +47,7 @@ def test_the_demo_is_one_job_a_setting(project):
 
 def test_one_result_by_its_path(project):
     path = "results/eval/h100-80gb/qwen3-4b/dflash/dloop/published/gsm8k.json"
-    assert project.planned(path) == {"baseline": 1, "evaluate": 1}
+    assert project.planned(path) == {"conditions": 1, "baseline": 1, "evaluate": 1}
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_change_reruns_what_depends_on_it_and_nothing_else(project):
     gate = planned(lambda c: c["settings"]["dflash"]["dloop"]["flags"].update(loop_gate=-0.75))
     assert gate == {"evaluate": 8, "tables": 1}
     limit = planned(lambda c: c["evaluation"].update(max_new_tokens=1024))
-    assert limit == {"baseline": 8, "evaluate": 16, "tables": 1}
+    assert limit == {"conditions": 1, "baseline": 8, "evaluate": 16, "tables": 1}
     eager = {"dloop-eager": {"draft": "loop", "flags": {"loop_gate": -1.0}}}
     row = planned(lambda c: c["settings"]["dflash"].update(eager))
     assert row == {"evaluate": 8, "tables": 1}
@@ -68,3 +68,7 @@ def test_a_change_reruns_what_depends_on_it_and_nothing_else(project):
     assert column == {"baseline": 1, "evaluate": 2, "tables": 1}
     draft = planned(lambda c: c["hosts"]["dflash"]["drafts"]["qwen3-4b"].update(published="another/draft"))
     assert draft == {"evaluate": 8, "tables": 1}
+
+    project.write(values)
+    baseline = "results/baseline/h100-80gb/qwen3-4b/gsm8k.json"
+    assert project.planned("--forcerun", baseline) == {"baseline": 1, "tables": 1}, "evaluations stay"

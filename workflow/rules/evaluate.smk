@@ -3,6 +3,31 @@
 # GPUs. Each process has one thread, because several would wait for each other at batch 1.
 
 
+localrules:
+    conditions,
+
+
+# Snakemake looks at nothing but `ancient` inputs' existence, and does not look at the parameters of a job at all while a
+# job before it is planned. A changed length or precision therefore reaches evaluations through this small file.
+rule conditions:
+    output:
+        "results/baseline/{gpu}/{target}/conditions.txt",
+    log:
+        "logs/conditions/{gpu}/{target}.log",
+    benchmark:
+        "logs/conditions/{gpu}/{target}.usage.jsonl"
+    conda:
+        target_env
+    resources:
+        runtime=5,
+    params:
+        flags=baseline_flags,
+    message:
+        "Noting what every result of {wildcards.target} has in common"
+    shell:
+        "echo {params.flags:q} > {output} 2> {log}"
+
+
 rule baseline:
     input:
         target=target_inputs,
@@ -37,6 +62,7 @@ rule evaluate:
         target=target_inputs,
         draft=draft_inputs,
         datasets=dataset_inputs,
+        conditions="results/baseline/{gpu}/{target}/conditions.txt",
         # A baseline measured again makes no evaluation stale: the tables compute every speedup from both files.
         baseline=ancient(
             expand(
