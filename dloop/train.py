@@ -88,6 +88,8 @@ class Options:
     """Domino: part of the run over which that share falls to 0; default: 0.5."""
     position_offset_max: int = 0
     """Shift each row's rotary positions by up to this minus its length; 0: never."""
+    remember_target_states: bool = False
+    """Keep the target's states of every row in memory: for small data seen many times, without position offsets."""
     attention_backend: Literal["flex_attention", "sdpa"] | None = None
     """Attention of the draft; default: flex_attention on a GPU, else sdpa."""
     device: str | None = None
@@ -141,6 +143,10 @@ def check(options: Options) -> None:
         )
     if not options.on_the_fly_loader:
         raise UserError("--no-on-the-fly-loader: rows are always tokenised on the fly; leave the flag out")
+    if options.remember_target_states and options.position_offset_max:
+        raise UserError(
+            "--remember-target-states needs rows that never change, --position-offset-max moves them; leave one out"
+        )
     for name in ("num_epochs", "batch_size", "max_length", "num_anchors", "log_interval", "save_interval"):
         _demand_positive(options, name)
     for name in ("max_steps", "keep_checkpoints", "learning_rate", "max_grad_norm"):

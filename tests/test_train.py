@@ -298,6 +298,10 @@ class TestRefusals:
         with pytest.raises(UserError, match=r"--dloop-loss-weight 0\.25 has no effect on dflash"):
             run_here(recipe, tmp_path / "run", dloop_loss_weight=0.25)
 
+    def test_remembered_states_of_rows_that_move(self, recipe, tmp_path):
+        with pytest.raises(UserError, match="--remember-target-states needs rows that never change"):
+            run_here(recipe, tmp_path / "run", remember_target_states=True)
+
     def test_positions_beyond_the_target_s(self, recipe, tmp_path):
         with pytest.raises(UserError, match="--position-offset-max 28672 leaves the target's 512 positions"):
             run_here(recipe, tmp_path / "run", position_offset_max=28672)

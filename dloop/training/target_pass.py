@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from dloop.data.loader import Batch
 from dloop.hosts.host import TargetOutputs
@@ -25,23 +26,52 @@ _LAYER = re.compile(r"layers\.(\d+)")
 class FrozenTarget:
     """The target beside a trainer: batches in, tapped states out."""
 
-    def __init__(self, target: nn.Module, taps: Sequence[str], *, seed: int = 42, position_offset_max: int = 0) -> None:
+    def __init__(
+        self,
+        target: nn.Module,
+        taps: Sequence[str],
+        *,
+        seed: int = 42,
+        position_offset_max: int = 0,
+        remember: bool = False,
+    ) -> None:
         self.decoder = decoder(target)
         self.depth = layers_needed(taps)
         self.taps = Taps(target, taps)
         self.seed = seed
         self.position_offset_max = position_offset_max
+        self._known: dict[bytes, dict[str, Tensor]] | None = {} if remember else None
 
     def __call__(self, batch: Batch, lengths: Sequence[int]) -> TargetOutputs:
         """States [B, S, D] of `batch`, whose rows have `lengths` tokens before the padding; no gradients."""
         device = batch.input_ids.device
         offsets_B = torch.tensor(self._offsets(batch, lengths), device=device)
+        if self._known is not None:
+            return TargetOutputs(states=self._remembered(batch, lengths, self._known), position_offset_B=offsets_B)
         # The right padding needs no mask under causal attention, and a constant shift is no jump that the
         # library could take for packed sequences.
         positions_BS = torch.arange(batch.input_ids.shape[1], device=device) + offsets_B[:, None]
+        return TargetOutputs(states=self._run(batch.input_ids, positions_BS), position_offset_B=offsets_B)
+
+    def _run(self, ids_BS: Tensor, positions_BS: Tensor) -> dict[str, Tensor]:
         with torch.no_grad(), early_exit(self.decoder, self.depth):
-            self.decoder(input_ids=batch.input_ids, position_ids=positions_BS, use_cache=False)
-        return TargetOutputs(states=self.taps.take(), position_offset_B=offsets_B)
+            self.decoder(input_ids=ids_BS, position_ids=positions_BS, use_cache=False)
+        return self.taps.take()
+
+    def _remembered(
+        self, batch: Batch, lengths: Sequence[int], known: dict[bytes, dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """States put together from those of each row alone, which do not depend on the rows beside it: so a resumed
+        run, which remembers nothing, sees the same numbers."""
+        rows = []
+        for ids_S, length in zip(batch.input_ids, lengths, strict=True):
+            key = ids_S[:length].cpu().numpy().tobytes()
+            if key not in known:
+                positions_S = torch.arange(length, device=ids_S.device)
+                states = self._run(ids_S[None, :length], positions_S[None])
+                known[key] = {name: state[0] for name, state in states.items()}
+            rows.append(known[key])
+        return {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in self.taps.names}
 
     def _offsets(self, batch: Batch, lengths: Sequence[int]) -> list[int]:
         rows = zip(batch.places, lengths, strict=True)

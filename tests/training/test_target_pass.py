@@ -93,6 +93,18 @@ class TestStates:
         assert first != second
         torch.testing.assert_close(moved.states["layers.2"], still, rtol=0, atol=2e-3)
 
+    def test_remembered_rows_equal_fresh_ones_and_cost_no_forward(self, target, ids_BS):
+        batch = batch_of(ids_BS, [20, 13])
+        frozen = FrozenTarget(target, ["layers.0", "layers.2"], remember=True)
+        expected = FrozenTarget(target, ["layers.0", "layers.2"])(batch, [20, 13]).states
+        first = frozen(batch, [20, 13]).states
+        frozen.decoder = None
+        again = frozen(batch, [20, 13]).states
+        for name, states in expected.items():
+            assert torch.equal(again[name], first[name])
+            for row, length in enumerate([20, 13]):
+                torch.testing.assert_close(first[name][row, :length], states[row, :length])
+
     def test_equal_the_golden_features(self, golden):
         """Features stored with the reference implementation's training batch."""
         fixture = load_file(golden / "dflash" / "train.safetensors")
