@@ -21,7 +21,7 @@ from dloop.decoding.loop import Settings, SilentDrafter
 from dloop.decoding.target import Target
 from dloop.hosts.host import Host
 from dloop.hosts.registry import load_host
-from dloop.hosts.target_model import DTYPES, load_target, load_tokenizer
+from dloop.hosts.target_model import DTYPES, load_target, load_tokenizer, stop_tokens
 from dloop.hosts.tree_options import FLAGS, LINEAR, TreeOptions, resolve_tree
 from dloop.results.metrics import compare_settings, summarise
 from dloop.results.provenance import environment
@@ -43,7 +43,10 @@ class Session:
         set_seed(options.seed)
         torch.backends.cudnn.deterministic = True
         speaks = any(prompt.turns is not None for benchmark in benchmarks for prompt in benchmark.prompts)
-        self.tokenizer, self.stops = self._tokenizer_and_stops(speaks)
+        given = options.given_stops()
+        self.tokenizer = None
+        if speaks or given is None:
+            self.tokenizer = load_tokenizer(options.model, options.revision)
         self.model = load_target(
             options.model,
             dtype=DTYPES[self.dtype],
@@ -51,8 +54,7 @@ class Session:
             revision=options.revision,
             attn=ATTENTION,
         )
-        if options.stop_token_ids is None:
-            self.stops |= _generation_stops(self.model)
+        self.stops = stop_tokens(self.model, self.tokenizer) if given is None else given
         self.host = self._load_draft()
         self.tree = self._tree_options()
         self.evaluator = self._evaluator()
@@ -75,14 +77,6 @@ class Session:
             return LINEAR
         given = {name: getattr(self.options, name) for name in FLAGS}
         return resolve_tree(self.host.name, self.host.tree_defaults, given)
-
-    def _tokenizer_and_stops(self, speaks: bool) -> tuple[Any, frozenset[int]]:
-        given = self.options.given_stops()
-        if given is not None and not speaks:
-            return None, given
-        tokenizer = load_tokenizer(self.options.model, self.options.revision)
-        end = tokenizer.eos_token_id
-        return tokenizer, given if given is not None else frozenset() if end is None else frozenset({end})
 
     def _evaluator(self) -> Evaluator:
         gate = Gate(self.options.loop_gate, self.options.max_extra_stages)
@@ -162,11 +156,6 @@ class Session:
 
     def _gather(self, records: list[ResponseRecord]) -> list[ResponseRecord]:
         return [record for part in self.world.gather(records) for record in part]
-
-
-def _generation_stops(model: Any) -> frozenset[int]:
-    found = model.generation_config.eos_token_id
-    return frozenset([] if found is None else [found] if isinstance(found, int) else found)
 
 
 def _dataset(benchmark: Benchmark) -> Dataset:

@@ -22,6 +22,7 @@ from dloop.hosts.block.objective import BlockObjective, StageLoss, with_loop_wei
 from dloop.hosts.block.packing import Window
 from dloop.hosts.block.scorer import BlockScorer
 from dloop.hosts.host import Segment, TargetOutputs, TreeSegment
+from dloop.hosts.tree_options import DARTREE_DEFAULTS
 from dloop.trees.dartree import build_dartree
 
 PROJECTORS = ("domino", "causal_v5")
@@ -157,12 +158,7 @@ class DominoHost(BlockHost):
     """Public and SpecForge checkpoints, old names included."""
 
     name: ClassVar[str] = "domino"
-    tree_defaults: ClassVar[Mapping[str, Any]] = {
-        "tree_budget": 0,
-        "stage_tree_budget": 0,
-        "tree_width": 12,
-        "tree_beta": -0.2,
-    }
+    tree_defaults: ClassVar[Mapping[str, Any]] = DARTREE_DEFAULTS
     drafter_class = DominoDrafter
     objective_class = DominoObjective
 

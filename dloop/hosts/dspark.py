@@ -25,6 +25,7 @@ from dloop.hosts.block.objective import BlockObjective, StageLoss, with_loop_wei
 from dloop.hosts.block.packing import Window
 from dloop.hosts.block.scorer import BlockScorer
 from dloop.hosts.host import ObjectiveOptions, Segment, TargetOutputs, TreeSegment
+from dloop.hosts.tree_options import DARTREE_DEFAULTS
 from dloop.trees.dartree import build_dartree
 
 if TYPE_CHECKING:
@@ -203,12 +204,7 @@ class DSparkHost(BlockHost):
     """Both flavours, and DeepSpec's ablation without heads."""
 
     name: ClassVar[str] = "dspark"
-    tree_defaults: ClassVar[Mapping[str, Any]] = {
-        "tree_budget": 0,
-        "stage_tree_budget": 0,
-        "tree_width": 12,
-        "tree_beta": -0.2,
-    }
+    tree_defaults: ClassVar[Mapping[str, Any]] = DARTREE_DEFAULTS
     drafter_class = DSparkDrafter
     objective_class = DSparkObjective
 

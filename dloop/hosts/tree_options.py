@@ -23,6 +23,14 @@ class TreeOptions:
     """Length bonus a node of depth d is ranked with: beta x d."""
 
 
+DARTREE_DEFAULTS: Mapping[str, Any] = {
+    "tree_budget": 0,
+    "stage_tree_budget": 0,
+    "tree_width": 12,
+    "tree_beta": -0.2,
+}
+"""Tree flags of the hosts whose later tokens depend on earlier ones (DSpark, Domino)."""
+
 LINEAR = TreeOptions()
 """Chains alone."""
 

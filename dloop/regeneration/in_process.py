@@ -106,13 +106,6 @@ class LocalTarget:
         return prompt
 
 
-def stop_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids that end an answer: those of the generation config and of the tokenizer."""
-    configured = model.generation_config.eos_token_id
-    several = configured if isinstance(configured, list) else [configured]
-    return frozenset(token for token in [*several, tokenizer.eos_token_id] if token is not None)
-
-
 def answer_batches(
     target: LocalTarget,
     selection: Selection,
