@@ -16,6 +16,7 @@ import torch
 from dloop.cli import UserError
 from dloop.data.chat_template import prompt_ids
 from dloop.data.conversations import RowError
+from dloop.hosts.target_model import stop_tokens
 from dloop.regeneration.dialogue import Answer, Dialogue, Outcome, Reasoning, Rejected, open_dialogue, skipped
 from dloop.regeneration.ledger import Ledger
 from dloop.regeneration.sampling import BatchSampler, Sampling
