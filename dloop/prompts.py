@@ -85,9 +85,7 @@ def prepare(source: dict[str, Any], number: int, *, own_id: bool) -> Prepared:
     if not any(message["role"] == "user" for message in kept):
         return Prepared(None, "no_user", skipped)
     identifier = source.get("id") if own_id else None
-    return Prepared(
-        {"id": str(number if identifier is None else identifier), "conversations": kept}, None, skipped
-    )
+    return Prepared({"id": str(number if identifier is None else identifier), "conversations": kept}, None, skipped)
 
 
 def _message(source: Any) -> dict[str, str] | None:
@@ -115,9 +113,7 @@ class LocalRows(Sequence[dict[str, Any]]):
 def local_rows(path: Path, index_folder: str) -> Sequence[Any]:
     """Rows of a JSONL file, or of one JSON array. Raises `UserError` for a file without rows."""
     if not path.is_file():
-        raise UserError(
-            f"there is no file {path}: give --data-path a JSONL file with one conversation a line"
-        )
+        raise UserError(f"there is no file {path}: give --data-path a JSONL file with one conversation a line")
     with open(path, "rb") as file:
         if not file.read(4096).removeprefix(BOM).lstrip().startswith(b"["):
             return LocalRows(path, index_folder)
@@ -153,9 +149,7 @@ def write(path: Path, rows: Sequence[Any], numbers: Sequence[int], *, own_id: bo
                 counts["rows"] += 1
                 append(dump_row(prepared.row))
         if not counts["rows"]:
-            raise UserError(
-                f"no row can be used ({_spell(counts)}): prompts need `conversations` with a user turn"
-            )
+            raise UserError(f"no row can be used ({_spell(counts)}): prompts need `conversations` with a user turn")
     return counts
 
 
@@ -164,9 +158,7 @@ def _prepare_at(rows: Sequence[Any], number: int, *, own_id: bool) -> Prepared:
         source = rows[number]
     except RowError as error:
         return Prepared(None, error.reason)
-    return (
-        prepare(source, number, own_id=own_id) if isinstance(source, dict) else Prepared(None, "not_object")
-    )
+    return prepare(source, number, own_id=own_id) if isinstance(source, dict) else Prepared(None, "not_object")
 
 
 def _spell(counts: Counter[str]) -> str:
@@ -219,10 +211,7 @@ def prepare_file(options: Options) -> None:
         own_id = options.data_path is not None or options.dataset == "sharegpt"
         for path, numbers in parts:
             counts = write(path, rows, numbers, own_id=own_id)
-            print(
-                f"{path}: {counts['rows']} of {len(numbers)} rows of {name}; "
-                f"left out: {_spell(counts) or 'nothing'}"
-            )
+            print(f"{path}: {counts['rows']} of {len(numbers)} rows of {name}; left out: {_spell(counts) or 'nothing'}")
 
 
 def main() -> None:

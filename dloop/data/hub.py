@@ -16,9 +16,7 @@ from dloop.cli import UserError
 
 MIRROR_VARIABLE = "DLOOP_HUB_MIRROR"
 _RESOLVE_SECONDS = 20.0
-_ADVICE = (
-    f"set {MIRROR_VARIABLE} to a folder with a copy, or HF_HUB_OFFLINE=1 to use what was downloaded before"
-)
+_ADVICE = f"set {MIRROR_VARIABLE} to a folder with a copy, or HF_HUB_OFFLINE=1 to use what was downloaded before"
 _COMMIT = re.compile(r"(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])")
 
 

@@ -56,9 +56,7 @@ def test_rows_of_a_file(name):
         if key in expected:
             contents = [messages[index]["content"] for _, messages in rows]
             # The file of expectations spells characters outside the basic plane as pairs of escapes.
-            assert contents == [
-                text.encode("utf-16", "surrogatepass").decode("utf-16") for text in expected[key]
-            ]
+            assert contents == [text.encode("utf-16", "surrogatepass").decode("utf-16") for text in expected[key]]
     json.dumps([messages for _, messages in rows], ensure_ascii=False).encode("utf-8")
 
 
@@ -74,9 +72,7 @@ def test_unicode_separators_stay_inside_their_strings():
 def test_bad_rows_have_the_reason_training_expects(name):
     _, bad = read(CASES / f"{name}.jsonl")
     wanted = {line["line"] - 1: line["train"] for line in EXPECTED[name]["lines"]}
-    assert bad == {
-        number: train["reason"] for number, train in wanted.items() if train["status"] == "bad_row"
-    }
+    assert bad == {number: train["reason"] for number, train in wanted.items() if train["status"] == "bad_row"}
 
 
 def test_both_spellings_give_the_same_messages():
@@ -175,6 +171,4 @@ def test_what_is_written_is_read_back(tmp_path_factory, texts, windows, mark):
     path.write_bytes(b"\xef\xbb\xbf" * mark + b"".join(line + end for line in lines))
     rows = [(number, parse_row(raw)["t"]) for number, raw in iter_lines(path)]
     wanted = [(n, json.loads(lines[n])["t"]) for n, text in enumerate(texts) if text is not None]
-    assert rows == [
-        (n, "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)) for n, text in wanted
-    ]
+    assert rows == [(n, "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)) for n, text in wanted]
