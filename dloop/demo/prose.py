@@ -4,8 +4,6 @@ Nothing is made up on the way: the facts of a topic and the reasons for a place 
 is a function of its question. Knows no file and no model. Used by `dloop.demo.corpus`.
 """
 
-from itertools import permutations
-
 from dloop.demo.pattern import Pattern, Turns
 from dloop.demo.words import COUNTS, ITEMS, NAMES, ORDINALS, PLACES
 
@@ -99,12 +97,6 @@ def _polite(verb: str, item: str, place: str, day: str, name: str) -> Turns:
     return [(f"Make this request polite: Dear {name}, {request}.", answer)]
 
 
-def _numbered(words: tuple[str, ...]) -> Turns:
-    listed = ", ".join(words)
-    answer = f"The words are {listed}.\nThis is the list:\n{_listed(words)}\nThese are the words {listed}."
-    return [(f"Write a list. The words are {listed}.", answer)]
-
-
 _VISIT = {
     "name": NAMES,
     "friend": FRIENDS,
@@ -122,5 +114,4 @@ INSTRUCTIONS = (
     ),
     Pattern(_story, {"name": NAMES, "animal": ANIMALS, "place": PLACES, "item": ITEMS, "weather": WEATHER}),
     Pattern(_polite, {"verb": VERBS, "item": ITEMS, "place": PLACES, "day": DAYS, "name": NAMES}),
-    Pattern(_numbered, {"words": tuple(permutations(ANIMALS + ITEMS[:4], 4))}),
 )

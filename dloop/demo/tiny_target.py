@@ -38,13 +38,13 @@ class Options:
     """The demo's tokenizer, a folder."""
     output_dir: Path
     """Folder of the finished target; replaced when it exists."""
-    steps: int = 1000
+    steps: int = 1800
     """Optimizer steps."""
-    batch_size: int = 8
+    batch_size: int = 4
     """Conversations a step."""
     muon_rate: float = 0.02
     """Peak learning rate of the layers' matrices."""
-    adamw_rate: float = 4e-3
+    adamw_rate: float = 8e-3
     """Peak learning rate of embedding and norms."""
     save_interval: int = 100
     """Steps between two states that a killed run can go on from."""

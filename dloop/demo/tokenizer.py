@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 VOCABULARY = 1024
 END_OF_TEXT, TURN_START, TURN_END, MASK = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"
-PIECES = r"\d| ?[A-Za-z]+| ?[^\sA-Za-z\d]+|\s+(?=\S)|\s+"
-"""What a merge may not cross: a digit, a word or a run of punctuation (each with one space before it), white space.
-
-Digits stay single, so that a copied or added number is spelt one way only."""
+PIECES = r"\d{1,2}| ?[A-Za-z]+| ?[^\sA-Za-z\d]+|\s+(?=\S)|\s+"
+"""What a merge may not cross: a number below 100, a word or a run of punctuation (each with one space before it), white
+space. The demo's texts have no larger numbers, and a number of one token is copied in one step."""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -79,7 +78,9 @@ def train_tokenizer(samples: Iterator[str]) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(samples, trainer)
+    # So often that every number below 100 becomes a token, however rare it is in the samples.
+    numbers = ["\n".join(map(str, range(100)))] * 1000
+    tokenizer.train_from_iterator(chain(numbers, samples), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=TURN_END,

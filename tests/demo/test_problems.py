@@ -24,7 +24,6 @@ ORACLES = {
     "_fills_bags_and_finds": lambda bags, each, more: bags * each + more,
     "_linear": lambda factor, add, total, then: (total - add) // factor + then,
     "_square": lambda exponent, add, at: at**exponent + add,
-    "_series": lambda terms, start, step: sum(start + step * i for i in range(terms)),
     "_dial": lambda marks, start, step, times: (start + step * times) % marks,
     "_recurrence": _recurrence,
 }

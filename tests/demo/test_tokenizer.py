@@ -36,8 +36,9 @@ def test_every_text_survives(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_digits_stay_single(tokenizer):
-    assert tokenizer.tokenize("12+345") == ["1", "2", "+", "3", "4", "5"]
+def test_a_number_below_100_is_one_token(tokenizer):
+    assert all(tokenizer.tokenize(str(number)) == [str(number)] for number in range(100))
+    assert tokenizer.tokenize("12+345") == ["12", "+", "34", "5"]
 
 
 def test_the_full_vocabulary_spells_most_words_whole(corpus, tokenizer):
