@@ -13,7 +13,7 @@ setup: .venv/installed
 	touch .venv/installed
 
 demo: setup
-	$(BIN)/snakemake --cores 2 --configfile config/demo.yaml
+	$(BIN)/snakemake --cores 2 --configfile config/demo.yaml --rerun-incomplete --show-failed-logs
 
 test: setup
 	$(BIN)/python -m pytest -n 2
