@@ -19,7 +19,7 @@ def test_the_cluster_profile_plans_the_same(project):
 
 def test_the_other_targets(project):
     assert project.planned("all_baselines") == {"baseline": 16}
-    assert project.planned("all_training") == {"prompts": 1, "regenerate": 16, "merge": 2, "train": 6}
+    assert project.planned("all_training") == {"prompts": 1, "regenerate": 16, "merge": 2, "train": 2}
 
 
 def test_trained_drafts_and_their_controls_pull_in_the_whole_chain(project):
@@ -28,10 +28,10 @@ def test_trained_drafts_and_their_controls_pull_in_the_whole_chain(project):
         "prompts": 1,
         "regenerate": 16,
         "merge": 2,
-        "train": 12,
+        "train": 4,
         "conditions": 2,
         "baseline": 16,
-        "evaluate": 240,
+        "evaluate": 48,
         "tables": 1,
     }
 
