@@ -42,6 +42,16 @@ class Options:
     """Another stage follows while the summed log-probability of the last one is above this; 1.0 never opens."""
     max_extra_stages: int | None = None
     """Cap on the additional stages of a round."""
+    tree_budget: int | None = None
+    """Draft nodes verified a round; 0 is the host's chain alone. Default: as the host is released."""
+    stage_tree_budget: int | None = None
+    """Draft nodes an additional stage adds to a tree; 0 is its chain alone. Default: 64 for DFlash, else 0."""
+    topk_k: int | None = None
+    """DFlash tree: most candidates a depth; default: no cap."""
+    tree_width: int | None = None
+    """DSpark and Domino tree: nodes kept a depth; default: 12."""
+    tree_beta: float | None = None
+    """DSpark and Domino tree: length bonus, at most 0; default: -0.2."""
     max_new_tokens: int = 2048
     """New tokens a response may have."""
     max_samples: int | None = None
@@ -95,6 +105,8 @@ class Options:
             ) from None
 
 
+DRAFTING = ("loop_gate", "max_extra_stages", "tree_budget", "stage_tree_budget", "topk_k", "tree_width", "tree_beta")
+"""Options that only a draft has use for."""
 _NOT_COMPARED = {
     "output",
     "overwrite",
@@ -136,8 +148,9 @@ def _check(options: Options) -> None:
     options.given_stops()
     if options.baseline == (options.draft_model is not None):
         raise UserError("give exactly one of --baseline and --draft-model")
-    if options.baseline and (options.loop_gate != 1.0 or options.max_extra_stages is not None):
-        raise UserError("--loop-gate and --max-extra-stages have no effect on --baseline; leave them out")
+    drafting = [name for name in DRAFTING if getattr(options, name) not in (None, 1.0)]
+    if options.baseline and drafting:
+        raise UserError(f"--{drafting[0].replace('_', '-')} has no effect on --baseline; leave it out")
     for flag, given in (("--output", options.output), ("--baseline-result", options.baseline_result)):
         if given and len(given) != len(options.dataset):
             raise UserError(f"{flag} names {len(given)} files for {len(options.dataset)} benchmarks; give one for each")
@@ -157,8 +170,12 @@ def _default_output(options: Options, dataset: str) -> Path:
 
     setting = "baseline"
     if options.draft_model:
-        gate = f"__gate{options.loop_gate:g}" if options.loop_gate != 1.0 else ""
-        setting = f"{slug(options.draft_model)}{gate}"
+        marks = {"gate": options.loop_gate if options.loop_gate != 1.0 else None, "tb": options.tree_budget}
+        marks |= {"stb": options.stage_tree_budget, "k": options.topk_k}
+        marks |= {"w": options.tree_width, "beta": options.tree_beta}
+        setting = slug(options.draft_model) + "".join(
+            f"__{mark}{value:g}" for mark, value in marks.items() if value is not None
+        )
     return Path("results", slug(options.model), Path(dataset).stem, f"{setting}.json")
 
 

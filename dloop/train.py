@@ -81,7 +81,11 @@ class Options:
     dloop_max_stage: int = 3
     """Most loop stages a step trains; 0: the host's own objective."""
     dloop_loss_weight: float | None = None
-    """Share of the loop stage's loss, for hosts that weigh it."""
+    """DSpark, Domino: share of the loop stage's loss; default: 0.25."""
+    lambda_base_start: float | None = None
+    """Domino: share of the uncorrected logits' loss at the first step; default: 1."""
+    lambda_base_decay_ratio: float | None = None
+    """Domino: part of the run over which that share falls to 0; default: 0.5."""
     position_offset_max: int = 0
     """Shift each row's rotary positions by up to this minus its length; 0: never."""
     remember_target_states: bool = False

@@ -18,7 +18,7 @@ from dloop.train import PATHS, WITHOUT_INFLUENCE, Options, check, resolve, train
 from dloop.training.checkpointing import checkpoints
 from dloop.training.distributed import World
 from dloop.training.trainer import Trainer
-from tests.training.tiny import conversation, write_conversations, write_draft_config, write_target
+from tests.training.tiny import conversation, write_config_of, write_conversations, write_draft_config, write_target
 
 ALONE = World(device=torch.device("cpu"))
 ROOT = Path(__file__).parents[1]
@@ -341,3 +341,30 @@ def test_two_ranks_equal_one_also_when_a_rank_has_nothing_to_learn(recipe, tmp_p
         torch.testing.assert_close(two[name], one[name], rtol=1e-4, atol=1e-5)
     accepted = [manifest(tmp_path / name)["accepted_prefix"] for name in ("two", "one")]
     assert accepted[0] == pytest.approx(accepted[1])
+
+
+@pytest.mark.parametrize("host", ["dspark", "domino"])
+def test_other_block_hosts_train_and_save_what_loads_again(recipe, tmp_path, host):
+    config = write_config_of(host, tmp_path / "config.json")
+    folder = run_here(replace(recipe, draft_config=str(config)), tmp_path / "run")
+    trained = load_host(str(folder / "final"), dtype=torch.float32, device=torch.device("cpu"))
+    assert trained.name == manifest(folder)["host"] == host
+    losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+def test_two_ranks_of_dspark_equal_one_with_batch_two(recipe, tmp_path):
+    """Its normaliser spans all ranks, so the comparison is one batch of both rows, not two micro-batches."""
+    config = write_config_of("dspark", tmp_path / "config.json")
+    options = replace(recipe, draft_config=str(config), global_batch_size=2, position_offset_max=0)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "dloop.train"]
+    two = replace(options, batch_size=1, output_dir=tmp_path / "two")
+    done = subprocess.run(
+        [sys.executable, *command, *command_line(two)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    run_here(replace(options, batch_size=2), tmp_path / "one")
+    ours, theirs = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("two", "one"))
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)

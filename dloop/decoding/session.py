@@ -21,7 +21,8 @@ from dloop.decoding.loop import Settings, SilentDrafter
 from dloop.decoding.target import Target
 from dloop.hosts.host import Host
 from dloop.hosts.registry import load_host
-from dloop.hosts.target_model import DTYPES, load_target, load_tokenizer
+from dloop.hosts.target_model import DTYPES, load_target, load_tokenizer, stop_tokens
+from dloop.hosts.tree_options import FLAGS, LINEAR, TreeOptions, resolve_tree
 from dloop.results.metrics import compare_settings, summarise
 from dloop.results.provenance import environment
 from dloop.results.record import Dataset, ResponseRecord, Result
@@ -42,7 +43,10 @@ class Session:
         set_seed(options.seed)
         torch.backends.cudnn.deterministic = True
         speaks = any(prompt.turns is not None for benchmark in benchmarks for prompt in benchmark.prompts)
-        self.tokenizer, self.stops = self._tokenizer_and_stops(speaks)
+        given = options.given_stops()
+        self.tokenizer = None
+        if speaks or given is None:
+            self.tokenizer = load_tokenizer(options.model, options.revision)
         self.model = load_target(
             options.model,
             dtype=DTYPES[self.dtype],
@@ -50,9 +54,9 @@ class Session:
             revision=options.revision,
             attn=ATTENTION,
         )
-        if options.stop_token_ids is None:
-            self.stops |= _generation_stops(self.model)
+        self.stops = stop_tokens(self.model, self.tokenizer) if given is None else given
         self.host = self._load_draft()
+        self.tree = self._tree_options()
         self.evaluator = self._evaluator()
         self.evaluator.warm_up(benchmarks[0].prompts[0], options.warmup_runs)
 
@@ -68,20 +72,24 @@ class Session:
         host.network.eval().requires_grad_(False)
         return host
 
-    def _tokenizer_and_stops(self, speaks: bool) -> tuple[Any, frozenset[int]]:
-        given = self.options.given_stops()
-        if given is not None and not speaks:
-            return None, given
-        tokenizer = load_tokenizer(self.options.model, self.options.revision)
-        end = tokenizer.eos_token_id
-        return tokenizer, given if given is not None else frozenset() if end is None else frozenset({end})
+    def _tree_options(self) -> TreeOptions:
+        if self.host is None:
+            return LINEAR
+        given = {name: getattr(self.options, name) for name in FLAGS}
+        return resolve_tree(self.host.name, self.host.tree_defaults, given)
 
     def _evaluator(self) -> Evaluator:
         gate = Gate(self.options.loop_gate, self.options.max_extra_stages)
         return Evaluator(
             target=Target(self.model, self.host.taps if self.host else ()),
-            drafter=self.host.drafter(self.model) if self.host else SilentDrafter(),
-            settings=Settings(self.options.max_new_tokens, self.stops, gate),
+            drafter=self.host.drafter(self.model, self.tree) if self.host else SilentDrafter(),
+            settings=Settings(
+                max_new_tokens=self.options.max_new_tokens,
+                stop_ids=self.stops,
+                gate=gate,
+                tree_budget=self.tree.tree_budget,
+                stage_tree_budget=self.tree.stage_tree_budget,
+            ),
             tokenizer=self.tokenizer,
             drafts=self.host is not None,
             thinking=self.options.thinking,
@@ -117,9 +125,16 @@ class Session:
             "dtype": self.dtype,
             "device": self.world.device.type,
             "stop_token_ids": sorted(self.stops),
+            **self._recorded_tree(),
             "dataset": [benchmark.name],
         }
         return self.options.recorded() | resolved
+
+    def _recorded_tree(self) -> dict[str, Any]:
+        """The resolved flags of this host's tree; nothing in linear mode, where none has an effect."""
+        if self.host is None or not self.tree.tree_budget:
+            return {}
+        return {name: getattr(self.tree, name) for name in self.host.tree_defaults}
 
     def _environment(self) -> dict[str, Any]:
         return environment(self.world.device, self.dtype, ATTENTION)
@@ -141,11 +156,6 @@ class Session:
 
     def _gather(self, records: list[ResponseRecord]) -> list[ResponseRecord]:
         return [record for part in self.world.gather(records) for record in part]
-
-
-def _generation_stops(model: Any) -> frozenset[int]:
-    found = model.generation_config.eos_token_id
-    return frozenset([] if found is None else [found] if isinstance(found, int) else found)
 
 
 def _dataset(benchmark: Benchmark) -> Dataset:

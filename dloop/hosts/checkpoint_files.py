@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dloop.cli import UserError
 
-_PREFIXES = ("draft_model.", "_orig_mod.", "model.")
+_PREFIXES = ("draft_model.", "_orig_mod.", "model.", "logit_head.")
 
 
 def resolve(source: str, revision: str | None = None) -> Path:

@@ -1,7 +1,7 @@
 """DFlash: rows 1.. of a masked block predict the tokens at their own positions, all at once.
 
-Formats: z-lab/dflash and sgl-project/SpecForge. Everything but the block's labels and the loss's normaliser is shared
-with the other block drafters (`dloop/hosts/block/`).
+Formats: z-lab/dflash and sgl-project/SpecForge. Everything but the loss's normaliser and the tree is shared with the
+other block drafters (`dloop/hosts/block/`).
 """
 
 from __future__ import annotations
@@ -9,44 +9,51 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from dloop.hosts.block.config import read_block_config
 from dloop.hosts.block.drafter import BlockDrafter, read_chain
 from dloop.hosts.block.host import BlockHost
+from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.block.objective import BlockObjective, StageLoss
-from dloop.hosts.host import Loss, ObjectiveOptions, Segment
+from dloop.hosts.host import ObjectiveOptions, Segment, TreeSegment
+from dloop.trees.ddtree import build_ddtree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FIRST_DRAFT_ROW = 1
-
 
 class DFlashDrafter(BlockDrafter):
-    """Greedy chain straight from the target's head."""
-
-    first_draft_row = FIRST_DRAFT_ROW
+    """Greedy chain and tree straight from the target's head."""
 
     def propose(self, rows_TD: Tensor, anchor: int) -> Segment:
-        return read_chain(self.head(rows_TD))
+        logits_TV = self.head(rows_TD)
+        return TreeSegment(
+            *read_chain(logits_TV), grow=lambda budget: build_ddtree(logits_TV, budget, self.tree.topk_k)
+        )
 
 
 class DFlashObjective(BlockObjective):
     """Weighted cross-entropy; host stage and loop stage share one normaliser (paper, loop-aware training)."""
 
-    first_draft_row = FIRST_DRAFT_ROW
+    def row_losses(self, hidden_MD: Tensor, labels_M: Tensor, *extra: Tensor) -> tuple[Tensor, Tensor]:
+        logits_MV = self.logits(hidden_MD)
+        losses_M = F.cross_entropy(logits_MV, labels_M, reduction="none")
+        return losses_M[:, None], logits_MV.detach().argmax(-1) == labels_M
 
-    def combine(self, host: StageLoss, loop: StageLoss | None) -> Loss:
-        numerator, denominator = host.numerator, host.denominator
-        if loop is not None:
-            numerator, denominator = numerator + loop.numerator, denominator + loop.denominator
-        return Loss(numerator / (denominator + 1e-6))
+    def combine(self, host: StageLoss, loop: StageLoss | None, step: int) -> Tensor:
+        stages = [host] if loop is None else [host, loop]
+        numerator = torch.stack([stage.sums.sum() for stage in stages]).sum()
+        return numerator / (torch.stack([stage.denominator for stage in stages]).sum() + 1e-6)
 
 
 class DFlashHost(BlockHost):
     """Any DFlash checkpoint: `dflash_config` without a projector, or the architecture's name."""
 
     name: ClassVar[str] = "dflash"
+    tree_defaults: ClassVar[Mapping[str, Any]] = {"tree_budget": 0, "stage_tree_budget": 64, "topk_k": None}
     drafter_class = DFlashDrafter
     objective_class = DFlashObjective
 
@@ -57,6 +64,12 @@ class DFlashHost(BlockHost):
             return False
         return inner is not None or "DFlashDraftModel" in (config.get("architectures") or [])
 
+    @classmethod
+    def build(cls, raw: dict[str, Any]) -> BlockBackbone:
+        return BlockBackbone(read_block_config(raw, first_draft_row=1))
+
     def objective(self, target: PreTrainedModel, options: ObjectiveOptions) -> BlockObjective:
-        self.refuse(options, dloop_loss_weight=None, because="both cross-entropies share one normaliser")
+        no_curriculum: dict[str, Any] = {"lambda_base_start": None, "lambda_base_decay_ratio": None}
+        self.refuse(options, because="both cross-entropies share one normaliser", dloop_loss_weight=None)
+        self.refuse(options, because="it has no curriculum", **no_curriculum)
         return super().objective(target, options)

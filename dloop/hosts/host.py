@@ -8,7 +8,7 @@ D hidden size, F concatenated tap features, T drafts a stage, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from dloop.data.loader import Batch
+from dloop.hosts.tree_options import LINEAR, TreeOptions
+from dloop.trees.forced_chain import force_chain
+from dloop.trees.nodes import Nodes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +50,21 @@ class Segment:
         return self.chain, list(range(-1, len(self.chain) - 1))
 
 
+@dataclass(frozen=True)
+class TreeSegment(Segment):
+    """A segment of a host with draft trees; `grow` builds the host's own tree of so many nodes."""
+
+    grow: Callable[[int], Nodes]
+
+    def subtree(self, budget: int, whole_chain: bool = False) -> tuple[list[int], list[int]]:
+        if budget == 0:
+            return super().subtree(0)
+        nodes = self.grow(budget)
+        if whole_chain:
+            nodes = force_chain(nodes, self.chain, budget)
+        return nodes.tokens, nodes.parents
+
+
 class Drafter(Protocol):
     """A host at decode time, batch 1; owns its draft-side cache."""
 
@@ -71,14 +89,18 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class ObjectiveOptions:
-    """Training settings an objective may need; a host refuses what it has no use for."""
+    """Training settings an objective may need; a host refuses what it has no use for. None is the host's default."""
 
     num_anchors: int = 512
     loss_decay_gamma: float | None = None
     dloop_max_stage: int = 3
     dloop_loss_weight: float | None = None
+    lambda_base_start: float | None = None
+    lambda_base_decay_ratio: float | None = None
     attention_backend: str = "sdpa"
     seed: int = 42
+    total_steps: int = 0
+    """Optimizer steps of the run, the horizon of a curriculum; 0 is unknown."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +139,8 @@ class Host(ABC):
     """One draft-model family with one checkpoint loaded."""
 
     name: ClassVar[str]
+    tree_defaults: ClassVar[Mapping[str, Any]]
+    """The tree flags this family has, and what they default to."""
     network: nn.Module
     """The trainable draft."""
     taps: tuple[str, ...]
@@ -148,7 +172,7 @@ class Host(ABC):
         """Write `config.json` and `model.safetensors` into the existing `folder`, in the host's own format."""
 
     @abstractmethod
-    def drafter(self, target: PreTrainedModel) -> Drafter:
+    def drafter(self, target: PreTrainedModel, tree: TreeOptions = LINEAR) -> Drafter:
         """The host at decode time, beside `target` (its embedding and its head)."""
 
     @abstractmethod

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dloop.cli import UserError
 from dloop.hosts.checkpoint_files import read_config, read_tensors, resolve
 from dloop.hosts.dflash import DFlashHost
+from dloop.hosts.domino import DominoHost
+from dloop.hosts.dspark import DSparkHost
 from dloop.hosts.host import Host
 
-HOSTS: tuple[type[Host], ...] = (DFlashHost,)
+HOSTS: tuple[type[Host], ...] = (DominoHost, DSparkHost, DFlashHost)
 """Families in the order in which they are asked; the first that recognises a checkpoint has it."""
 
 
 def load_host(source: str, *, dtype: torch.dtype, device: torch.device, revision: str | None = None) -> Host:
     """The draft in a folder or hub repository, recognised from its configuration and tensors, loaded strictly."""
+    config, tensors = read_checkpoint(source, revision)
+    return build_host(config, tensors, source, dtype=dtype, device=device)
+
+
+def read_checkpoint(source: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Configuration and tensors of a folder or hub repository, as they are written there."""
     folder = resolve(source, revision)
-    config, tensors = read_config(folder), read_tensors(folder)
+    return read_config(folder), read_tensors(folder)
+
+
+def build_host(
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    source: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Host:
+    """The host that recognises the checkpoint; `source` names it in messages."""
     return _family(config, list(tensors), source).load(config, tensors, dtype=dtype, device=device)
 
 

@@ -72,6 +72,13 @@ def head(target: PreTrainedModel) -> nn.Linear:
     return target.get_output_embeddings()
 
 
+def stop_tokens(target: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """Ids that end an answer: those of the generation configuration and of the tokenizer."""
+    configured = getattr(target.generation_config, "eos_token_id", None)
+    several = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in [*several, tokenizer.eos_token_id] if token is not None)
+
+
 class Taps(AbstractContextManager["Taps"]):
     """Hooks that keep the latest output of chosen submodules of the target's decoder.
 

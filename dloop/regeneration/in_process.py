@@ -16,6 +16,7 @@ import torch
 from dloop.cli import UserError
 from dloop.data.chat_template import prompt_ids
 from dloop.data.conversations import RowError
+from dloop.hosts.target_model import stop_tokens
 from dloop.regeneration.dialogue import Answer, Dialogue, Outcome, Reasoning, Rejected, open_dialogue, skipped
 from dloop.regeneration.ledger import Ledger
 from dloop.regeneration.sampling import BatchSampler, Sampling
@@ -104,13 +105,6 @@ class LocalTarget:
         if self._sampler.room(prompt) <= 0:
             raise Rejected("error", "prompt_too_long")
         return prompt
-
-
-def stop_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids that end an answer: those of the generation config and of the tokenizer."""
-    configured = model.generation_config.eos_token_id
-    several = configured if isinstance(configured, list) else [configured]
-    return frozenset(token for token in [*several, tokenizer.eos_token_id] if token is not None)
 
 
 def answer_batches(

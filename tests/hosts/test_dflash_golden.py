@@ -6,12 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dloop.data.loader import Batch
-from dloop.hosts.host import ObjectiveOptions, TargetOutputs
-from dloop.hosts.registry import load_host
-from dloop.hosts.target_model import load_target
+from dloop.hosts.host import ObjectiveOptions
 
-CPU = torch.device("cpu")
+from .golden_training import anchors_of, batch_of, gradients, load, outputs_of
 
 
 @pytest.fixture(scope="module")
@@ -19,25 +16,14 @@ def folder(golden):
     return golden / "dflash"
 
 
-@pytest.fixture(scope="module")
-def target(folder):
-    return load_target(str(folder / "target"), dtype=torch.float32, device=CPU)
-
-
-@pytest.fixture
-def host(folder):
-    return load_host(str(folder / "draft"), dtype=torch.float32, device=CPU)
-
-
-def test_two_rounds_equal_the_reference(folder, target, host):
+def test_two_rounds_equal_the_reference(folder):
     reference = load_file(folder / "rounds.safetensors")
+    target, host = load(folder)
     drafter = host.drafter(target)
     drafter.reset(64)
     with torch.inference_mode():
         for r in range(2):
-            hidden = reference[f"round{r}.target_hidden"][0]
-            root = int(reference[f"round{r}.block_ids"][0, 0])
-            drafter.begin(hidden, root)
+            drafter.begin(reference[f"round{r}.target_hidden"][0], int(reference[f"round{r}.block_ids"][0, 0]))
             segment = drafter.first_stage()
             assert segment.chain == reference[f"round{r}.draft_tokens"][0].tolist()
             torch.testing.assert_close(drafter._bank, reference[f"round{r}.draft_hidden"][0, 1:], atol=1e-4, rtol=0)
@@ -50,63 +36,46 @@ def test_two_rounds_equal_the_reference(folder, target, host):
             torch.testing.assert_close(drafter.cache.store[1, -1, :, :, :rows], values, atol=1e-4, rtol=0)
 
 
-def _batch(data):
-    mask = data["loss_mask"].long()
-    return Batch(data["input_ids"], torch.ones_like(mask), mask, 0, tuple(range(len(mask))))
-
-
-def _outputs(host, data):
-    split = data["hidden_states"].chunk(len(host.taps), dim=-1)
-    offsets = torch.zeros(len(data["input_ids"]), dtype=torch.long)
-    return TargetOutputs(dict(zip(host.taps, split, strict=True)), offsets)
-
-
-def _backward(objective, loss):
-    objective.zero_grad()
-    loss.total.backward()
-    return {name: parameter.grad for name, parameter in objective.network.named_parameters()}
-
-
 @pytest.mark.parametrize(("case", "gamma"), [("gamma", 4.0), ("no_decay", None)])
-def test_training_loss_and_gradients_equal_the_reference(folder, target, host, case, gamma):
-    data, expected = (
-        load_file(folder / "train.safetensors"),
-        json.loads((folder / "train.json").read_text())[case],
-    )
+def test_training_loss_and_gradients_equal_the_reference(folder, case, gamma):
+    data, expected = load_file(folder / "train.safetensors"), json.loads((folder / "train.json").read_text())[case]
+    target, host = load(folder)
     objective = host.objective(target, ObjectiveOptions(loss_decay_gamma=gamma, dloop_max_stage=0))
-    anchors, keep = data["anchor_positions"], data["block_keep_mask"].bool()
-    ((window, hidden),) = objective.stages(_batch(data), _outputs(host, data), anchors, keep, 0)
-    reference = data["output_hidden"][:, :, 1:]
-    torch.testing.assert_close(hidden[keep], reference[keep], atol=1e-4, rtol=0)
-    stage = objective.stage_loss(hidden, window)
-    assert stage.numerator.item() == pytest.approx(expected["loss_numerator"], rel=1e-5)
+    outputs = outputs_of(host, data)
+    ((window, hidden),) = objective.stages(batch_of(data), outputs, *anchors_of(data), 0)
+    kept = data["block_keep_mask"].bool()
+    torch.testing.assert_close(hidden[kept], data["output_hidden"][:, :, 1:][kept], atol=1e-4, rtol=0)
+    stage = objective.stage_loss(hidden, window, outputs)
+    assert stage.sums.item() == pytest.approx(expected["loss_numerator"], rel=1e-5)
     assert stage.denominator.item() == pytest.approx(expected["loss_denominator"], rel=1e-5)
-    loss = objective.combine(stage, None)
-    assert loss.total.item() == pytest.approx(expected["loss"], rel=1e-5)
-    gradients = _backward(objective, loss)
+    assert stage.correct_BNT[window.mask_BNT].float().mean().item() == pytest.approx(expected["accuracy"])
+    total = objective.combine(stage, None, 0)
+    assert total.item() == pytest.approx(expected["loss"], rel=1e-5)
+    found = gradients(objective, total)
     for name, norm in expected["grad_norms"].items():
-        assert float(gradients[name].norm()) == pytest.approx(norm, rel=1e-3, abs=1e-5), name
+        assert float(found[name].norm()) == pytest.approx(norm, rel=1e-3, abs=1e-5), name
     if case == "gamma":
-        torch.testing.assert_close(gradients["fc.weight"], data["grad.fc.weight"], atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(found["fc.weight"], data["grad.fc.weight"], atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_loop_stages_equal_the_reference(folder, target, host, k):
+def test_loop_stages_equal_the_reference(folder, k):
     data, loop = load_file(folder / "train.safetensors"), load_file(folder / "derived_loop.safetensors")
     expected = json.loads((folder / "derived_loop.json").read_text())[f"k{k}"]
+    target, host = load(folder)
     objective = host.objective(target, ObjectiveOptions(loss_decay_gamma=4.0))
-    anchors, keep = data["anchor_positions"], data["block_keep_mask"].bool()
-    stages = objective.stages(_batch(data), _outputs(host, data), anchors, keep, k)
+    outputs = outputs_of(host, data)
+    stages = objective.stages(batch_of(data), outputs, *anchors_of(data), k)
     kept = loop[f"k{k}.keep"].bool()
     torch.testing.assert_close(stages[-1][0].keep_BN, kept)
     for s in range(1, k + 1):
         reference = loop[f"k{k}.stage{s}.hidden"][:, :, 1:]
         torch.testing.assert_close(stages[s][1][kept], reference[kept], atol=1e-4, rtol=0)
-    first, last = (objective.stage_loss(hidden, window) for window, hidden in (stages[0], stages[-1]))
-    assert last.numerator.item() == pytest.approx(expected["numk"], rel=1e-5)
+    first, last = (objective.stage_loss(hidden, window, outputs) for window, hidden in (stages[0], stages[-1]))
+    assert last.sums.item() == pytest.approx(expected["numk"], rel=1e-5)
     assert last.denominator.item() == pytest.approx(expected["denk"], rel=1e-5)
-    loss = objective.combine(first, last)
-    assert loss.total.item() == pytest.approx(expected["loss"], rel=1e-5)
-    gradients = _backward(objective, loss)
+    total = objective.combine(first, last, 0)
+    assert total.item() == pytest.approx(expected["loss"], rel=1e-5)
+    found = gradients(objective, total)
     for name, norm in expected["grad_norms"].items():
-        assert float(gradients[name].norm()) == pytest.approx(norm, rel=1e-3, abs=1e-5), name
+        assert float(found[name].norm()) == pytest.approx(norm, rel=1e-3, abs=1e-5), name

@@ -56,6 +56,21 @@ def draft_config() -> dict:
     }
 
 
+HEADS = {
+    "dspark": {"projector_type": "dspark", "markov_rank": 6, "enable_confidence_head": True},
+    "domino": {"projector_type": "domino", "gru_hidden_dim": 10, "emb_dim": 8, "shift_label": True},
+}
+"""What turns that configuration into one of another family."""
+
+
+def write_config_of(host: str, path: Path) -> Path:
+    """`draft_config` with the head of another block drafter."""
+    config = draft_config()
+    config["dflash_config"] |= HEADS[host]
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
 def write_draft_config(path: Path) -> Path:
     """`draft_config` as a file."""
     path.write_text(json.dumps(draft_config()), encoding="utf-8")

@@ -7,6 +7,7 @@ of the library.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,13 @@ class BlockConfig:
     target_layers: tuple[int, ...]
     num_target_layers: int
     vocab_size: int | None
+    first_draft_row: int
+    """Block row whose output predicts the first token behind the anchor: 0, or 1 where a row predicts its own place."""
+
+    @property
+    def stage_length(self) -> int:
+        """Tokens a stage drafts (T)."""
+        return self.block_size - self.first_draft_row
 
     @property
     def taps(self) -> tuple[str, ...]:
@@ -41,15 +49,15 @@ class BlockConfig:
         return tuple("embed_tokens" if layer < 0 else f"layers.{layer}" for layer in self.target_layers)
 
 
-def read_block_config(raw: dict[str, Any]) -> BlockConfig:
+def read_block_config(raw: dict[str, Any], *, first_draft_row: int) -> BlockConfig:
     """Check `raw` (a parsed `config.json`) and return what the network is built from."""
     _refuse_unsupported(raw)
-    heads = int(_need(raw, "num_attention_heads"))
-    layers = int(_need(raw, "num_hidden_layers"))
-    target_layers_total = int(_need(raw, "num_target_layers"))
+    heads = int(need(raw, "num_attention_heads"))
+    layers = int(need(raw, "num_hidden_layers"))
+    target_layers_total = int(need(raw, "num_target_layers"))
     config = BlockConfig(
-        hidden_size=int(_need(raw, "hidden_size")),
-        intermediate_size=int(_need(raw, "intermediate_size")),
+        hidden_size=int(need(raw, "hidden_size")),
+        intermediate_size=int(need(raw, "intermediate_size")),
         layers=layers,
         heads=heads,
         kv_heads=int(raw.get("num_key_value_heads") or heads),
@@ -58,19 +66,20 @@ def read_block_config(raw: dict[str, Any]) -> BlockConfig:
         rope_theta=_rope_theta(raw),
         attention_bias=bool(raw.get("attention_bias", False)),
         initializer_range=float(raw.get("initializer_range", 0.02)),
-        block_size=int(_need(raw, "block_size")),
-        mask_token_id=int(_need(raw, "mask_token_id")),
+        block_size=int(need(raw, "block_size")),
+        mask_token_id=int(need(raw, "mask_token_id")),
         target_layers=tuple(
             nested(raw, "target_layer_ids", None) or default_target_layers(layers, target_layers_total)
         ),
         num_target_layers=target_layers_total,
         vocab_size=raw.get("vocab_size"),
+        first_draft_row=first_draft_row,
     )
     _check_target_layers(config)
     return config
 
 
-def nested(raw: dict[str, Any], name: str, default: Any) -> Any:
+def nested(raw: Mapping[str, Any], name: str, default: Any) -> Any:
     """Field `name` from `dflash_config` or the top level; refused when both exist and differ."""
     inner = (raw.get("dflash_config") or {}).get(name, _MISSING)
     outer = raw.get(name, _MISSING)
@@ -90,7 +99,8 @@ def default_target_layers(layers: int, target_layers: int) -> list[int]:
     return [round(1 + i * (target_layers - 4) / (layers - 1)) for i in range(layers)]
 
 
-def _need(raw: dict[str, Any], name: str) -> Any:
+def need(raw: Mapping[str, Any], name: str) -> Any:
+    """Field `name` from either place; a UserError when neither has it."""
     value = nested(raw, name, None)
     if value is None:
         raise UserError(f"config.json lacks {name}, without which the draft cannot be built")

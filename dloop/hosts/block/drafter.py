@@ -9,37 +9,36 @@ beyond the target's features is dropped when the round ends.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.host import Segment
 from dloop.hosts.kv_cache import KVCache
 from dloop.hosts.target_model import embedding, head
+from dloop.hosts.tree_options import TreeOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 class BlockDrafter(ABC):
-    """Batch 1. `first_draft_row` is the block row whose output predicts the first token behind the anchor."""
+    """Batch 1; a family says how the block's rows become a chain, and a tree if one is asked for."""
 
-    first_draft_row: int
-
-    def __init__(self, network: BlockBackbone, target: PreTrainedModel) -> None:
+    def __init__(self, network: Any, target: PreTrainedModel, tree: TreeOptions) -> None:
         config = network.config
+        self.tree = tree
         self.network, self.embed, self.head = network, embedding(target), head(target)
         self.device = self.embed.weight.device
-        self.stage_length = config.block_size - self.first_draft_row
+        self.stage_length = config.stage_length
         self.cache = KVCache(config.layers, config.kv_heads, config.head_dim, network.fc.weight.dtype, self.device)
         self._mask_ids = torch.full((config.block_size,), config.mask_token_id, device=self.device)
 
     @abstractmethod
     def propose(self, rows_TD: Tensor, anchor: int) -> Segment:
-        """The host's greedy chain from the block's draft rows, after its own logit corrections."""
+        """The host's greedy chain from the block's draft rows, after its own logit corrections, and its tree."""
 
     def reset(self, capacity: int) -> None:
         """Empty the cache and make room for `capacity` committed tokens and one block behind them."""
@@ -61,8 +60,8 @@ class BlockDrafter(ABC):
         """A loop stage behind the last drafted token."""
         cached = self.cache.length - self._root_position
         # The newest token is the block's first row, so its state stays out until a later stage.
-        fresh = self._bank[cached : len(self._chain) - 2]
-        return self._stage(self.network.loop_context(fresh), first_position=self._root_position + 1 + cached)
+        fresh = self.network.loop_context(self._bank, cached, len(self._chain) - 2)
+        return self._stage(fresh, first_position=self._root_position + 1 + cached)
 
     def end(self) -> None:
         """Keep the target's features alone."""
@@ -70,10 +69,10 @@ class BlockDrafter(ABC):
 
     def _stage(self, context_CD: Tensor, first_position: int) -> Segment:
         anchor_position = self._root_position + len(self._chain) - 1
-        hidden_RD = self._run_block(context_CD, first_position, anchor_position)
-        rows_TD = hidden_RD[self.first_draft_row :]
-        self._bank = torch.cat((self._bank, rows_TD))
-        segment = self.propose(rows_TD, self._chain[-1])
+        raw_TD = self._run_block(context_CD, first_position, anchor_position)[self.network.config.first_draft_row :]
+        hidden_TD = self.network.norm(raw_TD)
+        self._bank = torch.cat((self._bank, self.network.loop_rows(raw_TD, hidden_TD)))
+        segment = self.propose(hidden_TD, self._chain[-1])
         self._chain += segment.chain
         return segment
 
@@ -96,10 +95,10 @@ class BlockDrafter(ABC):
         return F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
 
 
-def read_chain(logits_TV: Tensor) -> Segment:
+def read_chain(logits_TV: Tensor) -> tuple[list[int], list[float]]:
     """Greedy tokens and their float32 log-probabilities, brought to the host in one packed read."""
     logits_TV = logits_TV.float()
     best, tokens = logits_TV.max(dim=-1)
     packed = torch.stack((tokens.double(), (best - logits_TV.logsumexp(dim=-1)).double()))
     chain, log_probs = packed.tolist()
-    return Segment([int(token) for token in chain], log_probs)
+    return [int(token) for token in chain], log_probs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor
 
 from dloop.cli import UserError
-from dloop.hosts.block.config import BlockConfig, read_block_config
+from dloop.hosts.block.config import BlockConfig
 from dloop.hosts.block.drafter import BlockDrafter
 from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.block.objective import BlockObjective
 from dloop.hosts.checkpoint_files import load_strictly, write_checkpoint
 from dloop.hosts.host import Host, ObjectiveOptions
 from dloop.hosts.target_model import embedding
+from dloop.hosts.tree_options import LINEAR, TreeOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 class BlockHost(Host):
     """One block drafter with its checkpoint; a family names its classes and its recognition rule."""
 
-    network_class: ClassVar[type[BlockBackbone]] = BlockBackbone
     drafter_class: ClassVar[type[BlockDrafter]]
     objective_class: ClassVar[type[BlockObjective]]
     network: BlockBackbone
@@ -42,12 +43,25 @@ class BlockHost(Host):
         dtype: torch.dtype,
         device: torch.device,
     ) -> BlockHost:
-        network = cls.network_class(read_block_config(config))
+        config, tensors = cls.translate(config, tensors)
+        network = cls.build(config)
         if tensors is None:
             network.initialise()
         else:
             load_strictly(network, tensors, f"{cls.name} draft")
         return cls(config, network.to(device, dtype))
+
+    @classmethod
+    @abstractmethod
+    def build(cls, raw: dict[str, Any]) -> BlockBackbone:
+        """The network that a translated configuration describes, its weights still arbitrary."""
+
+    @classmethod
+    def translate(
+        cls, raw: dict[str, Any], tensors: dict[str, Tensor] | None
+    ) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
+        """Configuration and tensors in the flavour that is saved; most families have only one."""
+        return raw, tensors
 
     def check_target(self, target: PreTrainedModel) -> None:
         config: BlockConfig = self.network.config
@@ -73,9 +87,9 @@ class BlockHost(Host):
         tensors = {key: value.detach().to("cpu", dtype) for key, value in self.network.state_dict().items()}
         write_checkpoint(folder, {**self.raw, "dtype": name}, tensors)
 
-    def drafter(self, target: PreTrainedModel) -> BlockDrafter:
+    def drafter(self, target: PreTrainedModel, tree: TreeOptions = LINEAR) -> BlockDrafter:
         self.check_target(target)
-        return self.drafter_class(self.network, target)
+        return self.drafter_class(self.network, target, tree)
 
     def objective(self, target: PreTrainedModel, options: ObjectiveOptions) -> BlockObjective:
         self.check_target(target)

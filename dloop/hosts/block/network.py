@@ -10,6 +10,7 @@ heads, E head dimension, N anchors, R rows of a block, T drafts a stage, S seque
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,25 @@ from dloop.hosts.block.config import BlockConfig
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B, H, Q, E], keys [B, G, K, E], values [B, G, K, E]) -> [B, H, Q, E]."""
+
+
+class LoopState(Enum):
+    """Which of the draft's own states stands in for a missing target state, in a loop stage.
+
+    N1 is the output after the final norm, through `hidden_norm`; N2 the same as it is; N3 the output before the final
+    norm, through `hidden_norm`. P1 takes the row that predicted the token, P2 the row at the token's position (the same
+    where rows predict their own place). The paper leaves it open; N1P1 is what this project trains.
+    """
+
+    N1P1 = (True, True, False)
+    N1P2 = (True, True, True)
+    N2P1 = (True, False, False)
+    N2P2 = (True, False, True)
+    N3P1 = (False, True, False)
+    N3P2 = (False, True, True)
+
+    def __init__(self, after_norm: bool, through_hidden_norm: bool, at_position: bool) -> None:
+        self.after_norm, self.through_hidden_norm, self.at_position = after_norm, through_hidden_norm, at_position
 
 
 class RMSNorm(nn.Module):
@@ -109,6 +129,7 @@ class BlockBackbone(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.config = config
+        self.loop_state = LoopState.N1P1
         self.fc = nn.Linear(len(config.target_layers) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(BlockLayer(config, layer) for layer in range(config.layers))
@@ -117,26 +138,32 @@ class BlockBackbone(nn.Module):
     def initialise(self) -> None:
         """Random weights for training from scratch, from the global generator: normal matrices, unit norms."""
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=self.config.initializer_range)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
 
     def context(self, features: Tensor) -> Tensor:
         """Context rows [..., D] of tapped target states [..., F]."""
         return self.hidden_norm(self.fc(features))
 
-    def loop_context(self, hidden: Tensor) -> Tensor:
-        """Context rows of the draft's own states: what stands in for a target state that does not exist yet.
+    def loop_rows(self, raw: Tensor, hidden: Tensor) -> Tensor:
+        """What a stage leaves for later ones, of its rows before (`raw`) and after (`hidden`) the final norm."""
+        return hidden if self.loop_state.after_norm else raw
 
-        The post-norm output lives in the target's space already, so it enters behind `fc`, at the scale that
-        `hidden_norm` gives to target features (our reading of the paper's loop stages; see docs/method.md).
+    def loop_context(self, bank: Tensor, first: int, last: int) -> Tensor:
+        """Context rows that stand in for the target's states of the drafted tokens `first`..`last` - 1 (from 0).
+
+        `bank` [..., X, D] holds the draft rows left so far, oldest first. The post-norm output lives in the target's
+        space already, so it enters behind `fc`, at the scale that `hidden_norm` gives to target features.
         """
-        return self.hidden_norm(hidden)
+        shift = int(self.loop_state.at_position and self.config.first_draft_row == 0)
+        rows = bank[..., first + shift : last + shift, :]
+        return self.hidden_norm(rows) if self.loop_state.through_hidden_norm else rows
 
     def forward(self, rows_BQD: Tensor, context_BCD: Tensor, positions_BK: Tensor, attend: Attend) -> Tensor:
-        """Draft hidden states [B, Q, D] after the final norm; positions are those of context rows, then block rows."""
+        """Rows [B, Q, D] before the final norm; positions are those of context rows, then block rows."""
         cos, sin = rotary_tables(positions_BK, self.config.head_dim, self.config.rope_theta, rows_BQD.dtype)
         for layer in self.layers:
             rows_BQD = layer(rows_BQD, context_BCD, cos, sin, attend)
-        return self.norm(rows_BQD)
+        return rows_BQD

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dloop.data.loader import Batch
+from dloop.hosts.block.network import LoopState
 from dloop.hosts.host import ObjectiveOptions, TargetOutputs
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import Taps, load_target
@@ -13,14 +14,23 @@ from dloop.hosts.target_model import Taps, load_target
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(scope="module", params=["dflash", "dspark", "domino"])
+def folder(request, golden):
+    return golden / request.param
+
+
 @pytest.fixture(scope="module")
-def target(golden):
-    return load_target(str(golden / "dflash/target"), dtype=torch.float32, device=CPU)
+def target(folder):
+    return load_target(str(folder / "target"), dtype=torch.float32, device=CPU)
 
 
 @pytest.fixture
-def host(golden):
-    return load_host(str(golden / "dflash/draft"), dtype=torch.float32, device=CPU)
+def host(folder):
+    return load_host(str(folder / "draft"), dtype=torch.float32, device=CPU)
+
+
+def random_ids(rows, count, seed):
+    return torch.randint(0, 130, (rows, count), generator=torch.Generator().manual_seed(seed))
 
 
 def batch_of(ids, mask=None, places=(0,)):
@@ -31,14 +41,16 @@ def batch_of(ids, mask=None, places=(0,)):
 
 def outputs_of(target, host, batch, offset=0):
     positions = torch.arange(batch.input_ids.shape[1])[None] + offset
-    with torch.no_grad(), Taps(target, host.taps) as taps:
+    with torch.no_grad(), Taps(target, (*host.taps, "norm")) as taps:
         target.model(input_ids=batch.input_ids, position_ids=positions.expand_as(batch.input_ids), use_cache=False)
         states = taps.take()
     return TargetOutputs(states, torch.full((len(batch.input_ids),), offset))
 
 
-def test_packed_stages_equal_cached_stages(target, host):
-    ids = torch.randint(0, 150, (1, 60), generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("loop_state", LoopState, ids=lambda state: state.name)
+def test_packed_stages_equal_cached_stages(target, host, loop_state):
+    host.network.loop_state = loop_state
+    ids = random_ids(1, 60, seed=0)
     batch = batch_of(ids)
     outputs = outputs_of(target, host, batch)
     objective = host.objective(target, ObjectiveOptions())
@@ -54,6 +66,7 @@ def test_packed_stages_equal_cached_stages(target, host):
             for stage, (_, hidden) in enumerate(stages):
                 _ = drafter.first_stage() if stage == 0 else drafter.next_stage()
                 rows = drafter._bank[-drafter.stage_length :]
+                rows = rows if loop_state.after_norm else host.network.norm(rows)
                 torch.testing.assert_close(rows, hidden[0, n], atol=1e-5, rtol=1e-5)
                 # Teacher tokens: what the decoder conditions on next is the truth, not its own guess.
                 o = (stage + 1) * drafter.stage_length
@@ -61,8 +74,9 @@ def test_packed_stages_equal_cached_stages(target, host):
 
 
 def test_cache_after_rounds_equals_a_fresh_prefill(target, host):
-    ids = torch.randint(0, 150, (1, 50), generator=torch.Generator().manual_seed(1))
-    features = torch.cat(list(outputs_of(target, host, batch_of(ids)).states.values()), dim=-1)[0]
+    ids = random_ids(1, 50, seed=1)
+    outputs = outputs_of(target, host, batch_of(ids))
+    features = torch.cat([outputs.states[tap] for tap in host.taps], dim=-1)[0]
     with torch.inference_mode():
         stepwise = host.drafter(target)
         stepwise.reset(8)  # too small on purpose: the cache has to grow
@@ -83,7 +97,7 @@ def test_cache_after_rounds_equals_a_fresh_prefill(target, host):
 
 
 def test_a_constant_position_offset_changes_nothing_but_rounding(target, host):
-    ids = torch.randint(0, 150, (1, 40), generator=torch.Generator().manual_seed(2))
+    ids = random_ids(1, 40, seed=2)
     objective = host.objective(target, ObjectiveOptions())
     losses = []
     for offset in (0, 500):
@@ -117,7 +131,7 @@ def test_loop_stage_is_uniform_and_a_function_of_the_step(target, host):
 
 
 def test_chunked_loss_equals_the_unchunked_one(target, host, monkeypatch):
-    ids = torch.randint(0, 150, (2, 40), generator=torch.Generator().manual_seed(3))
+    ids = random_ids(2, 40, seed=3)
     batch = batch_of(ids, places=(0, 1))
     outputs = outputs_of(target, host, batch)
     objective = host.objective(target, ObjectiveOptions(loss_decay_gamma=4.0))
@@ -132,11 +146,12 @@ def test_chunked_loss_equals_the_unchunked_one(target, host, monkeypatch):
 
 
 def test_ratios_report_accuracy_and_prefix_of_both_stages(target, host):
-    ids = torch.randint(0, 150, (1, 40), generator=torch.Generator().manual_seed(4))
+    ids = random_ids(1, 40, seed=4)
     batch = batch_of(ids)
     ratios = host.objective(target, ObjectiveOptions())(batch, outputs_of(target, host, batch), 0).ratios
-    names = {f"{stage}/accuracy/{place}" for stage in ("host", "loop") for place in range(1, 8)}
-    assert set(ratios) == names | {f"{s}/{m}" for s in ("host", "loop") for m in ("loss", "accepted_prefix")}
+    objective = host.objective(target, ObjectiveOptions())
+    per_stage = [*objective.terms, "accepted_prefix", *(f"accuracy/{t + 1}" for t in range(objective.stage_length))]
+    assert set(ratios) == {f"{stage}/{name}" for stage in ("host", "loop") for name in per_stage}
     for numerator, denominator in ratios.values():
         assert not numerator.requires_grad
         assert math.isfinite(numerator.item() / max(denominator.item(), 1))
