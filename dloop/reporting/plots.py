@@ -131,13 +131,12 @@ def _name_bars(axes: Axes, released: dict[int, float], looped: dict[int, float],
 
 
 def _name_line(axes: Axes, released: dict[int, float], looped: dict[int, float], words: str) -> None:
-    """Write the line's name above its highest point where it stands alone: beyond what one stage can yield."""
+    """Write the line's name above it where it stands alone: beyond what one stage can yield."""
     alone = [n for n in looped if n > max(released, default=0)] or list(looped)
-    place = max(alone, key=lambda n: looped[n])
-    side = "left" if place < 0.6 * axes.get_xlim()[1] else "right"
-    axes.annotate(
-        words, (place, looped[place]), xytext=(0, 6), textcoords="offset points", ha=side, color=DARK, weight="bold"
-    )
+    top = max(looped[n] for n in alone)
+    first, end = min(alone) + 0.3, axes.get_xlim()[1]
+    side, edge = ("left", first) if first < 0.6 * end else ("right", end)
+    axes.annotate(words, (edge, top), xytext=(0, 6), textcoords="offset points", ha=side, color=DARK, weight="bold")
 
 
 def extra_stages(shown: Sequence[Panel]) -> Figure:

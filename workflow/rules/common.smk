@@ -128,11 +128,6 @@ def training_flags(wildcards):
     )
 
 
-def training_threads(wildcards):
-    """A released draft is trained while nothing else can run; ours and its control side by side."""
-    return plan["threads"]["alone" if wildcards.draft == "released" else "shared"]
-
-
 def baseline_flags(wildcards):
     return command_line(plan.baseline_flags(wildcards.target))
 

@@ -60,7 +60,7 @@ rule tiny_target:
         "logs/tiny_target/demo.usage.jsonl"
     conda:
         "../envs/core.yaml"
-    threads: plan["threads"]["alone"]
+    threads: plan["threads"]["shared"]
     resources:
         runtime=60,
     params:

@@ -19,7 +19,7 @@ rule train:
         "logs/train/{target}/{host}/{draft}.usage.jsonl"
     conda:
         target_env
-    threads: training_threads
+    threads: plan["threads"]["shared"]
     resources:
         gpu=plan["gpus_per_job"],
     params:
