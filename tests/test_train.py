@@ -164,7 +164,7 @@ class TestRun:
         assert draft_bytes(finished) == (finished / "epoch_2_step_12" / "model.safetensors").read_bytes()
         lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
         assert lines[-1]["loss"] < lines[0]["loss"]
-        assert {"host/loss", "loop/loss", "host/accuracy/1", "host/accepted_prefix"} <= set(lines[-1])
+        assert {"host/cross_entropy", "loop/cross_entropy", "host/accuracy/1", "host/accepted_prefix"} <= set(lines[-1])
 
     def test_starts_by_saying_what_it_does(self, recipe, tmp_path, capsys):
         run_here(recipe, tmp_path / "run", max_steps=1)
@@ -202,7 +202,7 @@ class TestRun:
     def test_the_control_trains_the_host_alone(self, recipe, tmp_path):
         folder = run_here(recipe, tmp_path / "run", dloop_max_stage=0, max_steps=2)
         line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-        assert "host/loss" in line
+        assert "host/cross_entropy" in line
         assert not any(name.startswith("loop/") for name in line)
 
     def test_rows_without_a_supervised_token_are_trained_on_as_zeros(self, recipe, tmp_path):
