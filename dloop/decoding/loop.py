@@ -83,7 +83,8 @@ def generate(
         drafter.end()
         root = choices[path[-1]]
         tokens += [tree.tokens[node] for node in path[1:]] + [root]
-        rounds.append(Round(len(path), len(tree), tuple(segments)))
+        # A segment that can grow a tree holds its stage's logits; kept for a whole response they would fill the device.
+        rounds.append(Round(len(path), len(tree), tuple(segment.record() for segment in segments)))
         clock.mark("commit")
     return _finish(tokens, rounds, settings)
 

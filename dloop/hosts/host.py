@@ -41,6 +41,10 @@ class Segment:
         """Summed log-probability of the chain in nats: the quantity the gate looks at."""
         return sum(self.log_probs)
 
+    def record(self) -> Segment:
+        """The numbers alone, without what a host keeps to build its tree."""
+        return Segment(self.chain, self.log_probs)
+
     def subtree(self, budget: int, whole_chain: bool = False) -> tuple[list[int], list[int]]:
         """Tokens and parents of at most `budget` nodes below the segment's root; parent -1 is that root.
 

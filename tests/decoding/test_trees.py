@@ -12,6 +12,7 @@ from dloop.decoding.clock import Clock
 from dloop.decoding.gate import Gate
 from dloop.decoding.loop import Settings, generate
 from dloop.decoding.target import Target
+from dloop.hosts.host import Segment
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import load_target
 from dloop.hosts.tree_options import LINEAR, TreeOptions, resolve_tree
@@ -128,6 +129,13 @@ def test_open_gates_force_the_whole_chain_of_every_stage(pair):
                 anchor = tree.children[anchor][token]
             looped += 1
     assert looped > 5
+
+
+@pytest.mark.parametrize("budget", [0, 16])
+def test_a_response_keeps_no_logits(pair, budget):
+    model, host, expected = pair
+    result = decode(model, host, list(next(iter(expected))), Settings(12, frozenset(), Gate(), budget))
+    assert {type(segment) for round_ in result.rounds for segment in round_.segments} == {Segment}
 
 
 def test_the_chain_does_not_depend_on_the_tree(pair):
