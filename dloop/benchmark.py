@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,6 +107,8 @@ class Options:
 
 DRAFTING = ("loop_gate", "max_extra_stages", "tree_budget", "stage_tree_budget", "topk_k", "tree_width", "tree_beta")
 """Options that only a draft has use for."""
+_RESOLVED_LATER = {"dtype", "stop_token_ids", "stage_tree_budget", "topk_k", "tree_width", "tree_beta"}
+"""Options that stand resolved in a result although the command line may leave them open."""
 _NOT_COMPARED = {
     "output",
     "overwrite",
@@ -148,7 +150,8 @@ def _check(options: Options) -> None:
     options.given_stops()
     if options.baseline == (options.draft_model is not None):
         raise UserError("give exactly one of --baseline and --draft-model")
-    drafting = [name for name in DRAFTING if getattr(options, name) not in (None, 1.0)]
+    defaults = {field.name: field.default for field in fields(Options)}
+    drafting = [name for name in DRAFTING if getattr(options, name) != defaults[name]]
     if options.baseline and drafting:
         raise UserError(f"--{drafting[0].replace('_', '-')} has no effect on --baseline; leave it out")
     for flag, given in (("--output", options.output), ("--baseline-result", options.baseline_result)):
@@ -184,14 +187,16 @@ def _already_there(path: Path, options: Options) -> bool:
         return False
     from dloop.results.record import read_result
 
-    stored, asked = read_result(path).config, options.recorded()
+    result = read_result(path)
+    stored, asked = result.config, options.recorded()
     for name in asked.keys() - _NOT_COMPARED:
-        # What the command line left open was resolved when the file was made.
-        if asked[name] is not None and stored.get(name) != asked[name]:
+        left_open = asked[name] is None and name in _RESOLVED_LATER
+        if not left_open and stored.get(name) != asked[name]:
             raise UserError(
                 f"{path} exists and was measured with {name} = {stored.get(name)!r}, not {asked[name]!r}; "
                 "choose another --output or pass --overwrite"
             )
+    _demand_lossless(path, result.summary, options)
     print(f"{path} exists; --overwrite measures it again")
     return True
 
@@ -231,6 +236,10 @@ def _finish(path: Path, result: Result, options: Options) -> None:
     if summary["identical_to_baseline"] is not None:
         shown.append(f"{summary['identical_to_baseline']}/{summary['num_responses']} identical to the baseline")
     print(", ".join(shown), "->", path)
+    _demand_lossless(path, summary, options)
+
+
+def _demand_lossless(path: Path, summary: dict[str, Any], options: Options) -> None:
     if options.require_lossless and summary["identical_to_baseline"] != summary["num_responses"]:
         raise UserError(
             f"{path}: only {summary['identical_to_baseline']} of {summary['num_responses']} responses equal the "

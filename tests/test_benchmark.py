@@ -117,6 +117,8 @@ def test_audit_speedup_and_a_second_call_that_does_nothing(common, draft, baseli
     assert "exists" in capsys.readouterr().out
     assert out.read_bytes() == before
     assert "loop_gate = -3.0, not -2.0" in refused(*arguments, "--loop-gate", "-2")
+    assert "max_samples = None, not 2" in refused(*arguments, "--max-samples", 2)
+    assert "tree_budget = None, not 8" in refused(*arguments, "--tree-budget", 8)
 
 
 def test_a_divergence_is_found_with_its_margin(common, draft, baseline, tmp_path):
@@ -124,11 +126,12 @@ def test_a_divergence_is_found_with_its_margin(common, draft, baseline, tmp_path
     spoilt["responses"][1]["output_ids"][7] += 1
     (tmp_path / "spoilt.json").write_text(json.dumps(spoilt))
     out = tmp_path / "result.json"
-    message = refused(
+    arguments = [
         *(*common, *draft, "--max-new-tokens", 48, "--stop-token-ids", "none", "--require-lossless"),
         *("--baseline-result", tmp_path / "spoilt.json", "--output", out),
-    )
-    assert "3 of 4 responses" in message
+    ]
+    assert "3 of 4 responses" in refused(*arguments)
+    assert "3 of 4 responses" in refused(*arguments), "a second call finds the file, not the excuse"
     response = json.loads(out.read_text())["responses"][1]
     assert response["first_divergence"] == 7
     assert response["divergence_margin"] > 0
@@ -139,6 +142,7 @@ def test_a_divergence_is_found_with_its_margin(common, draft, baseline, tmp_path
     [
         (["--max-new-tokens", 8], "exactly one of --baseline and --draft-model"),
         (["--baseline", "--loop-gate", "-0.5"], "no effect on --baseline"),
+        (["--baseline", "--tree-budget", 1], "--tree-budget has no effect on --baseline"),
         (["--baseline", "--output", "a.json", "b.json"], "2 files for 1 benchmarks"),
         (["--baseline", "--stop-token-ids", "a,b"], "ids joined by commas"),
         (["--baseline", "--max-new-tokens", 0], "at least 1"),

@@ -113,7 +113,7 @@ class Session:
             for warning in warnings:
                 self.world.say(f"warning: {warning}")
         answers = self._answer_share(benchmark, baseline)
-        records = self._gather([self._audited(answer, baseline) for answer in answers])
+        records = self._gather(self._audited(answers, baseline))
         if not self.world.is_main:
             return None
         records.sort(key=lambda record: (record.index, record.turn))
@@ -148,11 +148,13 @@ class Session:
         bar = tqdm(share, desc=benchmark.name, unit="prompt", disable=not self.world.is_main, leave=False)
         return [answer for index, prompt in bar for answer in self.evaluator.answers(index, prompt)]
 
-    def _audited(self, answer: Answer, baseline: Result | None) -> ResponseRecord:
+    def _audited(self, answers: list[Answer], baseline: Result | None) -> list[ResponseRecord]:
         if baseline is None:
-            return answer.record
+            return [answer.record for answer in answers]
         expected = {(record.index, record.turn): record.output_ids for record in baseline.responses}
-        return self.evaluator.audit(answer, expected.get((answer.record.index, answer.record.turn)))
+        return [
+            self.evaluator.audit(answer, expected.get((answer.record.index, answer.record.turn))) for answer in answers
+        ]
 
     def _gather(self, records: list[ResponseRecord]) -> list[ResponseRecord]:
         return [record for part in self.world.gather(records) for record in part]
