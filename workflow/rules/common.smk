@@ -49,13 +49,9 @@ wildcard_constraints:
 
 
 def launch(wildcards, resources):
-    """One process, or one for each GPU of the job."""
-    processes = max(1, resources.gpu)
-    return (
-        "python -m"
-        if processes == 1
-        else f"torchrun --standalone --nproc_per_node {processes} -m"
-    )
+    """One process, or one for each GPU of the job, which the profile may spread over several nodes."""
+    gpus = resources.gpu // resources.nodes
+    return f"python -m dloop.launch --nodes {resources.nodes} --gpus-per-node {gpus} --"
 
 
 def target_env(wildcards):

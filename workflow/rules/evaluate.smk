@@ -45,6 +45,7 @@ rule baseline:
         target_env
     threads: plan["threads"]["alone"]
     resources:
+        nodes=1,
         gpu=plan["gpus_per_job"],
     params:
         launch=launch,
@@ -83,6 +84,7 @@ rule evaluate:
         target_env
     threads: plan["threads"]["alone"]
     resources:
+        nodes=1,
         gpu=plan["gpus_per_job"],
     params:
         launch=launch,

@@ -21,6 +21,7 @@ rule train:
         target_env
     threads: plan["threads"]["shared"]
     resources:
+        nodes=1,
         gpu=plan["gpus_per_job"],
     params:
         launch=launch,
