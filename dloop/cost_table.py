@@ -95,12 +95,13 @@ def draft_seconds(target: Target, drafter: Drafter, options: Options) -> dict[st
     target.reset(options.context)
     drafter.reset(2 * options.context)
     root, features = target.prefill(_context(options))
-    drafter.begin(features, root)
+    tokens = [*_context(options)[1:], root]
+    drafter.begin(features, tokens)
     drafter.first_stage()
     drafter.end()
 
     def first_stage() -> None:
-        drafter.begin(features[:4], root)
+        drafter.begin(features[:4], tokens[:4])
         drafter.first_stage()
 
     first: list[float] = []

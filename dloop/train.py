@@ -12,7 +12,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dloop.cli import UserError, parse, run
+from dloop.cli import CommaInts, UserError, parse, run
 
 if TYPE_CHECKING:
     from dloop.training.distributed import World
@@ -30,7 +30,9 @@ class Options:
     output_dir: Path
     """Where checkpoints, metrics and the final draft go; an interrupted run there is continued."""
     draft_init_path: str | None = None
-    """Start from this draft: a folder or a hub repository."""
+    """Start from this DFlash, DSpark or Domino draft: a folder or a hub repository."""
+    ckpt_dir: str | None = None
+    """Start from this EAGLE-3 draft: a folder or a hub repository."""
     draft_config: str | None = None
     """Start from scratch: a `config.json` (or a folder with one) that describes the draft."""
     revision: str | None = None
@@ -65,27 +67,29 @@ class Options:
     """Rows a process takes through the models at once."""
     global_batch_size: int | None = None
     """Rows an optimizer step, over all processes; default: processes x batch size."""
-    learning_rate: float = 6e-4
-    """Peak of the schedule: linear warm-up, then a cosine to 0."""
-    warmup_ratio: float = 0.04
-    """Share of the steps that warm up."""
-    max_grad_norm: float = 1.0
-    """Gradients are clipped to this norm."""
+    learning_rate: float | None = None
+    """Peak of the schedule: linear warm-up, then a cosine to 0. Default: 6e-4; EAGLE-3: 1e-4."""
+    warmup_ratio: float | None = None
+    """Share of the steps that warm up. Default: 0.04; EAGLE-3: 0.015."""
+    max_grad_norm: float | None = None
+    """Gradients are clipped to this norm. Default: 1.0; EAGLE-3: 0.5."""
     seed: int = 42
     """Of everything random but the order of the rows."""
 
-    num_anchors: int = 512
-    """Blocks drawn from each row, at most."""
+    num_anchors: int | None = None
+    """Block drafters: blocks drawn from each row, at most; default: 512."""
     loss_decay_gamma: float | None = None
-    """Row i of a block weighs exp(-i / gamma); default: no decay."""
-    dloop_max_stage: int = 3
-    """Most loop stages a step trains; 0: the host's own objective."""
+    """Block drafters: row i of a block weighs exp(-i / gamma); default: no decay."""
+    dloop_max_stage: int | None = None
+    """Block drafters: most loop stages a step trains, 0 for the host's own objective; default: 3."""
     dloop_loss_weight: float | None = None
     """DSpark, Domino: share of the loop stage's loss; default: 0.25."""
     lambda_base_start: float | None = None
     """Domino: share of the uncorrected logits' loss at the first step; default: 1."""
     lambda_base_decay_ratio: float | None = None
     """Domino: part of the run over which that share falls to 0; default: 0.5."""
+    ttt_length_dist: CommaInts | None = None
+    """EAGLE-3: lengths of the unroll, one drawn a step; one length alone is the host's own objective. Default: 7."""
     position_offset_max: int = 0
     """Shift each row's rotary positions by up to this minus its length; 0: never."""
     remember_target_states: bool = False
@@ -111,7 +115,7 @@ class Options:
     """Fail unless the mean accepted prefix of the last 50 steps exceeds this."""
 
 
-PATHS = ("target_model_path", "train_data_path", "draft_init_path", "draft_config")
+PATHS = ("target_model_path", "train_data_path", "draft_init_path", "ckpt_dir", "draft_config")
 """Options that count by what they point to, not by their spelling."""
 
 WITHOUT_INFLUENCE = {
@@ -134,8 +138,11 @@ def main() -> None:
 
 def check(options: Options) -> None:
     """Refuse what no run can be made of, before anything is loaded."""
-    if (options.draft_init_path is None) == (options.draft_config is None):
-        raise UserError("give exactly one start: --draft-init-path (a draft) or --draft-config (from scratch)")
+    if sum(getattr(options, name) is not None for name in ("draft_init_path", "ckpt_dir", "draft_config")) != 1:
+        raise UserError(
+            "give exactly one start: --draft-init-path (a block drafter), --ckpt-dir (an EAGLE-3 draft) or "
+            "--draft-config (any draft, from scratch)"
+        )
     if options.target_model_backend != "hf":
         raise UserError(
             f"--target-model-backend {options.target_model_backend}: the target runs inside the trainer here; "
@@ -151,6 +158,8 @@ def check(options: Options) -> None:
         _demand_positive(options, name)
     for name in ("max_steps", "keep_checkpoints", "learning_rate", "max_grad_norm"):
         _demand_positive(options, name)
+    if options.ttt_length_dist is not None and min(options.ttt_length_dist) < 1:
+        raise UserError(f"--ttt-length-dist is {options.ttt_length_dist}; every length must be at least 1")
 
 
 def _demand_positive(options: Options, name: str) -> None:
@@ -165,7 +174,9 @@ def flag(name: str) -> str:
 
 
 def resolve(options: Options, world: World) -> Options:
-    """`options` with every default that depends on the machine filled in."""
+    """`options` with every default that depends on the machine or on the draft's family filled in."""
+    from dloop.training.assembly import family_of
+
     on_gpu = world.device.type == "cuda"
     backend = options.attention_backend or ("flex_attention" if on_gpu else "sdpa")
     if backend == "flex_attention" and not on_gpu:
@@ -180,7 +191,9 @@ def resolve(options: Options, world: World) -> Options:
             f"{options.batch_size}; change one of the three"
         )
     dtype = options.dtype or ("bfloat16" if on_gpu else "float32")
-    return replace(options, attention_backend=backend, global_batch_size=rows, dtype=dtype)
+    known = {name: value for name, value in asdict(options).items() if value is not None}
+    chosen = {name: known.get(name, value) for name, value in family_of(options).training_defaults.items()}
+    return replace(options, attention_backend=backend, global_batch_size=rows, dtype=dtype, **chosen)
 
 
 def train(options: Options, world: World) -> None:
@@ -221,11 +234,17 @@ def run_config(options: Options, plan: Plan) -> dict[str, Any]:
     """What determines the run's numbers: flag -> JSON value, files by a hash of what they hold."""
     from dloop.training.run_folder import fingerprint
 
-    revisions = {"target_model_path": options.revision, "draft_init_path": options.draft_revision}
+    revisions = {
+        "target_model_path": options.revision,
+        "draft_init_path": options.draft_revision,
+        "ckpt_dir": options.draft_revision,
+    }
     config: dict[str, Any] = {}
     for name, value in asdict(options).items():
         if name in PATHS and value is not None:
             value = fingerprint(str(value), revisions.get(name))
+        if isinstance(value, tuple):
+            value = list(value)
         if name not in WITHOUT_INFLUENCE:
             config[flag(name)] = value
     return config | {"steps": plan.total_steps}

@@ -59,11 +59,12 @@ def generate(
     root, features = target.prefill(prompt_ids)
     clock.mark("prefill")
     tokens = [root]
+    fresh = [*prompt_ids[1:], root]
     rounds: list[Round] = []
     first_draft = "draft_prefill"
     while len(tokens) <= settings.max_new_tokens and not _stopped(tokens, rounds, settings.stop_ids):
         tree = DraftTree(root)
-        drafter.begin(features, root)
+        drafter.begin(features, fresh)
         segments = [drafter.first_stage()]
         clock.mark(first_draft)
         first_draft = "draft"
@@ -82,7 +83,8 @@ def generate(
         features = target.commit(path)
         drafter.end()
         root = choices[path[-1]]
-        tokens += [tree.tokens[node] for node in path[1:]] + [root]
+        fresh = [*(tree.tokens[node] for node in path[1:]), root]
+        tokens += fresh
         # A segment that can grow a tree holds its stage's logits; kept for a whole response they would fill the device.
         rounds.append(Round(len(path), len(tree), tuple(segment.record() for segment in segments)))
         clock.mark("commit")
@@ -115,7 +117,7 @@ class SilentDrafter:
     def reset(self, capacity: int) -> None:
         """Nothing to forget."""
 
-    def begin(self, features: torch.Tensor, root: int) -> None:
+    def begin(self, features: torch.Tensor, tokens: Sequence[int]) -> None:
         """Nothing to listen to."""
 
     def first_stage(self) -> Segment:

@@ -8,14 +8,16 @@ D hidden size, F concatenated tap features, T drafts a stage, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from dloop.cli import UserError
 from dloop.data.loader import Batch
 from dloop.hosts.tree_options import LINEAR, TreeOptions
 from dloop.trees.forced_chain import force_chain
@@ -78,8 +80,11 @@ class Drafter(Protocol):
     def reset(self, capacity: int) -> None:
         """Forget everything and make room for `capacity` committed tokens."""
 
-    def begin(self, features: Tensor, root: int) -> None:
-        """Take the committed target features [n, F] that arrived since the last round; `root` anchors the round."""
+    def begin(self, features: Tensor, tokens: Sequence[int]) -> None:
+        """Take the committed target features [n, F] that arrived since the last round, and the token behind each.
+
+        The last of the n `tokens` is the round's root, which has no features yet.
+        """
 
     def first_stage(self) -> Segment:
         """Draft behind the root."""
@@ -95,12 +100,13 @@ class Drafter(Protocol):
 class ObjectiveOptions:
     """Training settings an objective may need; a host refuses what it has no use for. None is the host's default."""
 
-    num_anchors: int = 512
+    num_anchors: int | None = None
     loss_decay_gamma: float | None = None
-    dloop_max_stage: int = 3
+    dloop_max_stage: int | None = None
     dloop_loss_weight: float | None = None
     lambda_base_start: float | None = None
     lambda_base_decay_ratio: float | None = None
+    ttt_length_dist: tuple[int, ...] | None = None
     attention_backend: str = "sdpa"
     seed: int = 42
     total_steps: int = 0
@@ -145,6 +151,12 @@ class Host(ABC):
     name: ClassVar[str]
     tree_defaults: ClassVar[Mapping[str, Any]]
     """The tree flags this family has, and what they default to."""
+    start_flag: ClassVar[str] = "draft_init_path"
+    """The training option that names a draft of this family to start from."""
+    training_defaults: ClassVar[Mapping[str, float]] = MappingProxyType(
+        {"learning_rate": 6e-4, "warmup_ratio": 0.04, "max_grad_norm": 1.0}
+    )
+    """What the trainer does where the command line leaves it open."""
     network: nn.Module
     """The trainable draft."""
     taps: tuple[str, ...]
@@ -169,7 +181,25 @@ class Host(ABC):
 
     @abstractmethod
     def check_target(self, target: PreTrainedModel) -> None:
-        """Raise a UserError when this draft cannot belong to `target`."""
+        """Raise a UserError when this draft cannot belong to `target`.
+
+        Call it first: what a checkpoint leaves to its target (as the taps of an EAGLE-3 draft) is settled here.
+        """
+
+    def adopt_vocabulary(self, counts: Callable[[int], Tensor]) -> None:  # noqa: B027 (most have nothing to do)
+        """Before training from scratch: choose a vocabulary of its own, where a family has one.
+
+        `counts(rows)` goes through the training data and says how often each of `rows` token ids is supervised.
+        """
+
+    def refuse(self, options: ObjectiveOptions, *, because: str, **unused: object) -> None:
+        """Raise when an option this family has no use for was given a value other than its neutral one."""
+        for name, neutral in unused.items():
+            if getattr(options, name) != neutral:
+                flag = "--" + name.replace("_", "-")
+                raise UserError(
+                    f"{flag} {getattr(options, name)} has no effect on {self.name}: {because}; leave it out"
+                )
 
     @abstractmethod
     def save(self, folder: Path, dtype: torch.dtype) -> None:

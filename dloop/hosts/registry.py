@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dloop.cli import UserError
-from dloop.hosts.checkpoint_files import read_config, read_tensors, resolve
+from dloop.hosts.checkpoint_files import read_config, read_tensors, resolve, tensor_names
 from dloop.hosts.dflash import DFlashHost
 from dloop.hosts.domino import DominoHost
 from dloop.hosts.dspark import DSparkHost
@@ -30,6 +30,17 @@ def read_checkpoint(source: str, revision: str | None = None) -> tuple[dict[str,
     return read_config(folder), read_tensors(folder)
 
 
+def recognise(source: str, revision: str | None = None) -> type[Host]:
+    """The family of the draft in a folder or hub repository, without loading it."""
+    folder = resolve(source, revision)
+    return _family(read_config(folder), tensor_names(folder), source)
+
+
+def recognise_config(config_path: str) -> type[Host]:
+    """The family of the draft that a `config.json` (or its folder) describes."""
+    return _family(read_config(Path(config_path)), [], config_path)
+
+
 def build_host(
     config: dict[str, Any],
     tensors: dict[str, torch.Tensor],
@@ -44,8 +55,7 @@ def build_host(
 
 def new_host(config_path: str, *, seed: int, dtype: torch.dtype, device: torch.device) -> Host:
     """A draft from scratch: `config_path` is a `config.json` (or its folder); weights follow from `seed`."""
-    config = read_config(Path(config_path))
-    family = _family(config, [], config_path)
+    config, family = read_config(Path(config_path)), recognise_config(config_path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return family.load(config, None, dtype=dtype, device=device)

@@ -16,7 +16,7 @@ from dloop.cli import UserError
 from dloop.data.loader import ConversationDataset, TrainingLoader, training_loader
 from dloop.data.preview import describe_sample
 from dloop.hosts.host import Host, ObjectiveOptions
-from dloop.hosts.registry import load_host, new_host
+from dloop.hosts.registry import load_host, new_host, recognise, recognise_config
 from dloop.hosts.target_model import decoder, embedding, load_target
 from dloop.training.distributed import World
 from dloop.training.optimizer import MasterAdamW
@@ -73,6 +73,9 @@ def build_trainer(
 ) -> Trainer:
     """Load the models and put the trainer together, in the state of `checkpoint` if there is one."""
     dtype = getattr(torch, str(options.dtype))
+    assert options.learning_rate is not None
+    assert options.warmup_ratio is not None
+    assert options.max_grad_norm is not None
     target = load_target(options.target_model_path, dtype=dtype, device=world.device, revision=options.revision)
     check_target(options, target, dataset.encode.tokenizer)
     host = load_draft(options, checkpoint, dtype, world.device)
@@ -111,12 +114,26 @@ def build_trainer(
     return trainer
 
 
+def family_of(options: Options) -> type[Host]:
+    """The family of the draft that the command line names; a start of another family's is refused."""
+    if options.draft_config is not None:
+        return recognise_config(options.draft_config)
+    start = "draft_init_path" if options.draft_init_path is not None else "ckpt_dir"
+    source = getattr(options, start)
+    family = recognise(source, options.draft_revision)
+    if family.start_flag != start:
+        given, right = ("--" + name.replace("_", "-") for name in (start, family.start_flag))
+        raise UserError(f"{given} {source} is a {family.name} draft: start from it with {right}")
+    return family
+
+
 def load_draft(options: Options, checkpoint: Path | None, dtype: torch.dtype, device: torch.device) -> Host:
     """The draft to train: the checkpoint to go on from, else the start the command line names."""
     if checkpoint is not None:
         return load_host(str(checkpoint), dtype=dtype, device=device)
-    if options.draft_init_path is not None:
-        return load_host(options.draft_init_path, dtype=dtype, device=device, revision=options.draft_revision)
+    source = options.draft_init_path or options.ckpt_dir
+    if source is not None:
+        return load_host(source, dtype=dtype, device=device, revision=options.draft_revision)
     assert options.draft_config is not None
     return new_host(options.draft_config, seed=options.seed, dtype=dtype, device=device)
 

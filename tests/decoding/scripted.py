@@ -31,8 +31,9 @@ class ScriptedDrafter:
     def reset(self, capacity):
         self.place, self.features = 0, []
 
-    def begin(self, features, root):
-        assert self.continuation[self.place] == root
+    def begin(self, features, tokens):
+        assert self.continuation[self.place] == tokens[-1]
+        assert len(tokens) == len(features)
         self.features.append(features)
         self.drafted = self.place
 

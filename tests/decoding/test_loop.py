@@ -98,7 +98,7 @@ def test_loop_stage_rows_equal_the_derived_trace(folder, model, host):
             anchor, stage = trace[f"{name}.a_and_stage"].tolist()
             drafter = host.drafter(model)
             drafter.reset(len(ids))
-            drafter.begin(features[:anchor], ids[anchor])
+            drafter.begin(features[:anchor], [ids[anchor]])
             segment = drafter.first_stage()
             for _ in range(stage):
                 segment = drafter.next_stage()

@@ -84,7 +84,7 @@ def test_first_round_equals_the_reference(ddtree, golden):
         torch.testing.assert_close(features, reference["context_features"], atol=1e-4, rtol=0)
         drafter = host.drafter(model)
         drafter.reset(64)
-        drafter.begin(features, root)
+        drafter.begin(features, [root])
         drafter.first_stage()
     torch.testing.assert_close(drafter._bank, reference["block_hidden"][1:], atol=1e-4, rtol=0)
 

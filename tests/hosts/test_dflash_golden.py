@@ -23,7 +23,7 @@ def test_two_rounds_equal_the_reference(folder):
     drafter.reset(64)
     with torch.inference_mode():
         for r in range(2):
-            drafter.begin(reference[f"round{r}.target_hidden"][0], int(reference[f"round{r}.block_ids"][0, 0]))
+            drafter.begin(reference[f"round{r}.target_hidden"][0], [int(reference[f"round{r}.block_ids"][0, 0])])
             segment = drafter.first_stage()
             assert segment.chain == reference[f"round{r}.draft_tokens"][0].tolist()
             torch.testing.assert_close(drafter._bank, reference[f"round{r}.draft_hidden"][0, 1:], atol=1e-4, rtol=0)

@@ -25,7 +25,7 @@ def test_two_rounds_equal_the_reference(folder, draft):
     with torch.inference_mode():
         for r in range(2):
             root = int(reference[f"round{r}.block_ids"][0, 0])
-            drafter.begin(reference[f"round{r}.target_hidden"][0], root)
+            drafter.begin(reference[f"round{r}.target_hidden"][0], [root])
             segment = drafter.first_stage()
             assert segment.chain == reference[f"round{r}.draft_tokens"][0].tolist()
             hidden = drafter._bank

@@ -62,7 +62,7 @@ def test_teacher_forced_rows_equal_decoded_rows(pair):
         drafter = host.drafter(target)
         for n, anchor in enumerate(anchors[0].tolist()):
             drafter.reset(64)
-            drafter.begin(features[:anchor], int(ids[0, anchor]))
+            drafter.begin(features[:anchor], [int(ids[0, anchor])])
             segment = drafter.first_stage()
             torch.testing.assert_close(drafter._bank, hidden[0, n], atol=1e-5, rtol=1e-4)
             # With the drafts themselves as teacher tokens, each row's greedy choice is the next draft.

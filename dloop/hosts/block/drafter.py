@@ -9,6 +9,7 @@ beyond the target's features is dropped when the round ends.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,10 +46,10 @@ class BlockDrafter(ABC):
         self.cache.rollback(0)
         self.cache.reserve(capacity + self.network.config.block_size)
 
-    def begin(self, features: Tensor, root: int) -> None:
-        """Take features [n, F] of the positions behind the cached ones; `root` stands right behind them."""
+    def begin(self, features: Tensor, tokens: Sequence[int]) -> None:
+        """Take features [n, F] of the positions behind the cached ones; of the tokens only the root is of interest."""
         self._context = self.network.context(features)
-        self._chain = [root]
+        self._chain = [tokens[-1]]
         self._root_position = self.cache.length + len(features)
         self._bank = features.new_empty(0, self.network.config.hidden_size)
 

@@ -93,13 +93,5 @@ class BlockHost(Host):
 
     def objective(self, target: PreTrainedModel, options: ObjectiveOptions) -> BlockObjective:
         self.check_target(target)
+        self.refuse(options, because="it drafts blocks and unrolls nothing", ttt_length_dist=None)
         return self.objective_class(self.network, target, options)
-
-    def refuse(self, options: ObjectiveOptions, *, because: str, **unused: object) -> None:
-        """Raise when an option this family has no use for was given a value other than its neutral one."""
-        for name, neutral in unused.items():
-            if getattr(options, name) != neutral:
-                flag = "--" + name.replace("_", "-")
-                raise UserError(
-                    f"{flag} {getattr(options, name)} has no effect on {self.name}: {because}; leave it out"
-                )

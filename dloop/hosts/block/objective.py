@@ -55,6 +55,8 @@ class BlockObjective(Objective):
         self.network, self.options = network, options
         self.taps = network.config.taps
         self.stage_length = network.config.stage_length
+        self.num_anchors = 512 if options.num_anchors is None else options.num_anchors
+        self.max_stage = 3 if options.dloop_max_stage is None else options.dloop_max_stage
         # Hidden from nn.Module: the target's weights are neither trained nor part of the draft's state.
         self._borrowed = (embedding(target), head(target))
 
@@ -80,7 +82,7 @@ class BlockObjective(Objective):
 
     def forward(self, batch: Batch, outputs: TargetOutputs, step: int) -> Loss:
         generators = [seeded(self.options.seed, 1, batch.epoch, place) for place in batch.places]
-        anchors_BN, keep_BN = sample_anchors(batch.loss_mask, self.options.num_anchors, generators)
+        anchors_BN, keep_BN = sample_anchors(batch.loss_mask, self.num_anchors, generators)
         stages = self.stages(batch, outputs, anchors_BN, keep_BN, self.draw_stage(step))
         host_window, host_hidden = stages[0]
         loop_window, loop_hidden = stages[-1]
@@ -95,10 +97,10 @@ class BlockObjective(Objective):
 
     def draw_stage(self, step: int) -> int:
         """Loop stage k in 1..K of an optimizer step, the same on all ranks; 0 trains the host stage alone."""
-        if self.options.dloop_max_stage == 0:
+        if self.max_stage == 0:
             return 0
         generator = seeded(self.options.seed, 2, step)
-        return int(torch.randint(1, self.options.dloop_max_stage + 1, (1,), generator=generator))
+        return int(torch.randint(1, self.max_stage + 1, (1,), generator=generator))
 
     def stages(
         self, batch: Batch, outputs: TargetOutputs, anchors_BN: Tensor, keep_BN: Tensor, last: int

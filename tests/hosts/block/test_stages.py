@@ -62,7 +62,7 @@ def test_packed_stages_equal_cached_stages(target, host, loop_state):
         for n, anchor in enumerate(anchors[0].tolist()):
             drafter = host.drafter(target)
             drafter.reset(64)
-            drafter.begin(features[:anchor], int(ids[0, anchor]))
+            drafter.begin(features[:anchor], [int(ids[0, anchor])])
             for stage, (_, hidden) in enumerate(stages):
                 _ = drafter.first_stage() if stage == 0 else drafter.next_stage()
                 rows = drafter._bank[-drafter.stage_length :]
@@ -81,7 +81,7 @@ def test_cache_after_rounds_equals_a_fresh_prefill(target, host):
         stepwise = host.drafter(target)
         stepwise.reset(8)  # too small on purpose: the cache has to grow
         for start, end in ((0, 7), (7, 8), (8, 20), (20, 41)):
-            stepwise.begin(features[start:end], int(ids[0, end]))
+            stepwise.begin(features[start:end], [int(ids[0, end])])
             last = stepwise.first_stage()
             if end != 41:
                 stepwise.next_stage()
@@ -89,7 +89,7 @@ def test_cache_after_rounds_equals_a_fresh_prefill(target, host):
                 stepwise.end()
         fresh = host.drafter(target)
         fresh.reset(64)
-        fresh.begin(features[:41], int(ids[0, 41]))
+        fresh.begin(features[:41], [int(ids[0, 41])])
         expected = fresh.first_stage()
     assert last.chain == expected.chain
     assert last.log_probs == pytest.approx(expected.log_probs, abs=1e-4)
