@@ -50,6 +50,8 @@ START_FLAGS = {
     "mtp": "ckpt_dir",
 }
 """How `dloop.train` is told which released draft to start from."""
+INSIDE_TARGET = "mtp"
+"""What stands for a draft that lies in the target's own checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,18 +189,22 @@ class Configuration:
     def training_flags(self, target: str, host: str, draft: str) -> Flags:
         """Every option of `dloop.train` that decides what a draft becomes, its start included."""
         family = self.values["hosts"][host]
+        own = family["drafts"].get(target, {})
         flags = {
             **self._target_flags(target, "target_model_path"),
             "chat_template": self.values["targets"][target]["chat_template"],
             **self.values["training"],
             **family["training"],
+            **own.get("training", {}),
         }
         if not self.is_trained_here(target, host, draft):
             raise UserError(f"hosts.{host}.drafts.{target}.{draft} is a finished draft: there is nothing to train")
         if draft == "released":
             return flags | self._draft(target, host, draft)
-        flags[START_FLAGS[host]] = self.draft_source(target, host, "released")
-        return flags | (family["control"] if draft == "control" else {})
+        start = self.draft_source(target, host, "released")
+        if start != INSIDE_TARGET:
+            flags[START_FLAGS[host]] = start
+        return flags | (family["control"] | own.get("control", {}) if draft == "control" else {})
 
 
 def command_line(flags: Mapping[str, Any]) -> str:

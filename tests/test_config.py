@@ -38,27 +38,64 @@ def rows(values):
     return [(row.target, row.host, row.setting, row.draft) for row in Configuration(values, SCHEMA).experiments]
 
 
+QWEN3, MTP = ("qwen3-4b", "qwen3-8b"), ("qwen3.5-9b", "gemma4-12b")
+PAPER_SETTINGS = {
+    "dflash": ("released", "dloop", "released-ddtree", "dloop-ddtree"),
+    "dspark": ("released", "dloop", "released-dartree", "dloop-dartree"),
+    "domino": ("released", "dloop", "released-dartree", "dloop-dartree"),
+    "eagle3": ("released", "dloop"),
+    "mtp": ("released", "dloop"),
+}
+
+
 def test_paper_rows_are_settings_by_targets(paper):
-    assert rows(paper) == [
-        (target, "dflash", setting, draft)
-        for target in ("qwen3-4b", "qwen3-8b")
-        for setting, draft in (("released", "released"), ("dloop", "published"))
+    expected = [
+        (target, host, setting, "published" if setting.startswith("dloop") else "released")
+        for host, settings in PAPER_SETTINGS.items()
+        for target in (MTP if host == "mtp" else QWEN3)
+        for setting in settings
     ]
+    assert rows(paper) == expected
+    assert len(expected) == 32
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "setting", "flags"),
+    [
+        ("qwen3-4b", "dflash", "released", ""),
+        ("qwen3-8b", "dflash", "dloop", "--loop-gate -0.5"),
+        ("qwen3-4b", "dflash", "released-ddtree", "--tree-budget 256"),
+        ("qwen3-4b", "dflash", "dloop-ddtree", "--tree-budget 256 --stage-tree-budget 64 --loop-gate -0.5"),
+        ("qwen3-8b", "dspark", "released-dartree", "--tree-budget 64 --tree-width 12 --tree-beta -0.2"),
+        ("qwen3-4b", "domino", "dloop-dartree", "--tree-budget 64 --tree-width 12 --tree-beta -0.2 --loop-gate -0.5"),
+        ("qwen3-4b", "eagle3", "released", ""),
+        ("qwen3-4b", "eagle3", "dloop", "--loop-gate -0.5 --stage-tree-budget 48"),
+        ("qwen3-8b", "eagle3", "dloop", "--loop-gate -0.75 --stage-tree-budget 96"),
+        ("qwen3.5-9b", "mtp", "released", "--mtp-k 3"),
+        ("gemma4-12b", "mtp", "dloop", "--mtp-k 6 --loop-gate -0.5"),
+    ],
+)
+def test_decoding_flags_of_the_paper_are_the_release_s(paper, target, host, setting, flags):
+    draft = "published" if setting.startswith("dloop") else "released"
+    line = command_line(Configuration(paper, SCHEMA).evaluation_flags(target, host, setting, draft))
+    source = Configuration(paper, SCHEMA).draft_source(target, host, draft)
+    assert line.split(f"--draft-model {source}")[1].strip() == flags
 
 
 def test_loop_draft_and_control_choose_the_rows(paper):
     paper |= {"loop_draft": "trained", "control": True}
-    assert rows(paper)[:3] == [
-        ("qwen3-4b", "dflash", "released", "released"),
-        ("qwen3-4b", "dflash", "dloop", "trained"),
-        ("qwen3-4b", "dflash", "dloop", "control"),
+    assert [row[2:] for row in rows(paper)[:5]] == [
+        ("released", "released"),
+        ("dloop", "trained"),
+        ("released-ddtree", "released"),
+        ("dloop-ddtree", "trained"),
+        ("dloop", "control"),
     ]
 
 
 def test_what_is_trained(paper, demo):
     assert Configuration(paper, SCHEMA).trained_drafts() == [
-        ("qwen3-4b", "dflash", "trained"),
-        ("qwen3-8b", "dflash", "trained"),
+        (target, host, "trained") for host in PAPER_SETTINGS for target in (MTP if host == "mtp" else QWEN3)
     ]
     drafts = [draft for _, _, draft in Configuration(demo, SCHEMA).trained_drafts()]
     assert drafts == ["released", "trained", "control"]
@@ -72,15 +109,15 @@ def test_the_paper_has_eight_benchmarks_in_the_order_of_its_tables(paper):
 
 
 def test_a_row_adds_a_row_and_flags_for_a_target_replace_its_flags(paper):
-    paper["settings"]["dflash"]["dloop-ddtree"] = {
+    paper["settings"]["dflash"]["dloop-small"] = {
         "draft": "loop",
         "flags": {"loop_gate": -0.5, "tree_budget": 256, "stage_tree_budget": 64},
         "flags_for": {"qwen3-8b": {"loop_gate": -0.75, "tree_budget": 128}},
     }
     configuration = Configuration(paper, SCHEMA)
-    assert len(configuration.experiments) == 6
-    small = configuration.evaluation_flags("qwen3-4b", "dflash", "dloop-ddtree", "published")
-    large = configuration.evaluation_flags("qwen3-8b", "dflash", "dloop-ddtree", "published")
+    assert len(configuration.experiments) == 34
+    small = configuration.evaluation_flags("qwen3-4b", "dflash", "dloop-small", "published")
+    large = configuration.evaluation_flags("qwen3-8b", "dflash", "dloop-small", "published")
     assert (small["loop_gate"], small["tree_budget"], small["stage_tree_budget"]) == (-0.5, 256, 64)
     assert (large["loop_gate"], large["tree_budget"]) == (-0.75, 128)
     assert "stage_tree_budget" not in large
@@ -116,21 +153,79 @@ def test_a_revision_reaches_every_stage_that_loads_the_target(paper):
     assert "revision" not in configuration.baseline_flags("qwen3-8b")
 
 
-def test_training_flags_of_the_paper_are_the_release_s(paper):
-    flags = Configuration(paper, SCHEMA).training_flags("qwen3-4b", "dflash", "trained")
-    assert command_line(flags) == (
-        "--target-model-path Qwen/Qwen3-4B --chat-template qwen --max-length 4096 --num-epochs 1 --batch-size 1 "
-        "--global-batch-size 64 --learning-rate 0.0006 --warmup-ratio 0.04 --max-grad-norm 1.0 --seed 42 "
-        "--dtype bfloat16 --attention-backend flex_attention --num-anchors 512 --loss-decay-gamma 7.0 "
-        "--position-offset-max 28672 --dloop-max-stage 3 --draft-init-path z-lab/Qwen3-4B-DFlash-b16"
-    )
+SHARED = (
+    "--chat-template qwen --max-length 4096 --num-epochs 1 --batch-size 1 --global-batch-size 64 "
+    "--learning-rate 0.0006 --warmup-ratio 0.04 --max-grad-norm 1.0 --seed 42 --dtype bfloat16 "
+    "--attention-backend flex_attention "
+)
+UNROLLED = (
+    "--max-length 4096 --num-epochs 1 --batch-size 1 --global-batch-size 64 --learning-rate 0.0001 "
+    "--warmup-ratio 0.015 --max-grad-norm 0.5 --seed 42 --dtype bfloat16 "
+)
 
 
-def test_a_control_differs_from_ours_by_the_loop_alone(paper):
+@pytest.mark.parametrize(
+    ("target", "host", "flags"),
+    [
+        (
+            "qwen3-4b",
+            "dflash",
+            SHARED + "--num-anchors 512 --loss-decay-gamma 7.0 --position-offset-max 28672 --dloop-max-stage 3 "
+            "--draft-init-path z-lab/Qwen3-4B-DFlash-b16",
+        ),
+        (
+            "qwen3-4b",
+            "dspark",
+            SHARED + "--num-anchors 512 --loss-decay-gamma 4.0 --dloop-max-stage 3 --dloop-loss-weight 0.25 "
+            "--draft-init-path deepseek-ai/dspark_qwen3_4b_block7",
+        ),
+        (
+            "qwen3-8b",
+            "domino",
+            SHARED + "--num-anchors 512 --loss-decay-gamma 7.0 --lambda-base-start 1.0 --lambda-base-decay-ratio 0.5 "
+            "--dloop-max-stage 3 --dloop-loss-weight 0.25 --draft-init-path Huang2020/Qwen3-8B-Domino-b16",
+        ),
+        (
+            "qwen3-8b",
+            "eagle3",
+            "--chat-template qwen " + UNROLLED + "--attention-backend flex_attention --ttt-length-dist 7,14,21 "
+            "--ckpt-dir naver-ai/EAGLE3-Qwen3-8B",
+        ),
+        (
+            "qwen3.5-9b",
+            "mtp",
+            "--chat-template qwen3.5-instruct " + UNROLLED + "--mtp qwen3.5 --attention-backend flex_attention "
+            "--ttt-length-dist 3,6,9",
+        ),
+        (
+            "gemma4-12b",
+            "mtp",
+            "--chat-template gemma4 " + UNROLLED + "--mtp gemma4 --ttt-length-dist 6,12,18 "
+            "--ckpt-dir google/gemma-4-12B-it-assistant",
+        ),
+    ],
+)
+def test_training_flags_of_the_paper_are_the_release_s(paper, target, host, flags):
+    line = command_line(Configuration(paper, SCHEMA).training_flags(target, host, "trained"))
+    assert line == f"--target-model-path {paper['targets'][target]['model']} {flags}"
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "difference"),
+    [
+        ("qwen3-4b", "dflash", {"dloop_max_stage": 0}),
+        ("qwen3-8b", "dspark", {"dloop_max_stage": 0}),
+        ("qwen3-8b", "domino", {"dloop_max_stage": 0}),
+        ("qwen3-4b", "eagle3", {"ttt_length_dist": "7"}),
+        ("qwen3.5-9b", "mtp", {"ttt_length_dist": "3"}),
+        ("gemma4-12b", "mtp", {"ttt_length_dist": "6"}),
+    ],
+)
+def test_a_control_differs_from_ours_by_the_loop_alone(paper, target, host, difference):
     configuration = Configuration(paper, SCHEMA)
-    ours, control = (configuration.training_flags("qwen3-4b", "dflash", draft) for draft in ("trained", "control"))
-    assert {key for key in ours if ours[key] != control[key]} == {"dloop_max_stage"}
-    assert control["dloop_max_stage"] == 0
+    ours, control = (configuration.training_flags(target, host, draft) for draft in ("trained", "control"))
+    assert {key: value for key, value in control.items() if ours[key] != value} == difference
+    assert ours.keys() == control.keys()
 
 
 def test_the_demo_s_released_draft_starts_from_scratch(demo):
@@ -167,8 +262,8 @@ def test_the_demo_s_released_draft_starts_from_scratch(demo):
             "'qwen3-4' is not a target: did you mean 'qwen3-4b'?",
         ),
         (lambda c: c["hosts"]["dflash"]["drafts"]["qwen3-4b"].pop("published"), "set loop_draft to trained"),
-        (lambda c: c["settings"].clear(), "hosts.dflash is evaluated under no setting"),
-        (lambda c: c["settings"].update(domino=c["settings"]["dflash"]), "settings.domino belongs to a host"),
+        (lambda c: c["settings"].pop("dspark"), "hosts.dspark is evaluated under no setting"),
+        (lambda c: c["hosts"].pop("domino"), "settings.domino belongs to a host"),
         (
             lambda c: c["settings"]["dflash"]["dloop"]["flags"].update(mtp_k=3),
             "settings.dflash.dloop: mtp_k is a flag of mtp, dflash does not know it",
@@ -193,8 +288,8 @@ def test_mistakes_are_refused_with_one_sentence(paper, change, sentence):
 
 def test_a_combination_outside_the_registries_is_refused(paper, demo):
     configuration = Configuration(paper, SCHEMA)
-    with pytest.raises(UserError, match="no setting 'dloop-ddtree': it has released, dloop"):
-        configuration.evaluation_flags("qwen3-4b", "dflash", "dloop-ddtree", "published")
+    with pytest.raises(UserError, match="no setting 'dloop-dartree': it has released, dloop"):
+        configuration.evaluation_flags("qwen3-4b", "dflash", "dloop-dartree", "published")
     with pytest.raises(UserError, match="no drafts for target 'tiny'"):
         configuration.draft_source("tiny", "dflash", "released")
     with pytest.raises(UserError, match="no 'published' draft"):
@@ -225,6 +320,6 @@ def test_the_command_lists_the_experiments(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["dloop.config", "config/config.yaml"])
     main()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 32
     assert lines[1].split()[:4] == ["qwen3-4b", "dflash", "dloop", "published"]
     assert lines[1].endswith("--draft-model naver-ai/DLoop-DFlash-Qwen3-4B --loop-gate -0.5")

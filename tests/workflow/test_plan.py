@@ -4,7 +4,7 @@ import pytest
 
 from dloop.config import Configuration
 
-PAPER = {"conditions": 2, "baseline": 16, "evaluate": 32, "tables": 1}
+PAPER = {"conditions": 4, "baseline": 32, "evaluate": 256, "tables": 1}
 
 
 def test_the_paper_run_is_planned_from_a_fresh_clone(project):
@@ -18,20 +18,20 @@ def test_the_cluster_profile_plans_the_same(project):
 
 
 def test_the_other_targets(project):
-    assert project.planned("all_baselines") == {"baseline": 16}
-    assert project.planned("all_training") == {"prompts": 1, "regenerate": 16, "merge": 2, "train": 2}
+    assert project.planned("all_baselines") == {"baseline": 32}
+    assert project.planned("all_training") == {"prompts": 1, "regenerate": 32, "merge": 4, "train": 10}
 
 
 def test_trained_drafts_and_their_controls_pull_in_the_whole_chain(project):
     planned = project.planned("--config", "loop_draft=trained", "control=True")
     assert planned == {
         "prompts": 1,
-        "regenerate": 16,
-        "merge": 2,
-        "train": 4,
-        "conditions": 2,
-        "baseline": 16,
-        "evaluate": 48,
+        "regenerate": 32,
+        "merge": 4,
+        "train": 20,
+        "conditions": 4,
+        "baseline": 32,
+        "evaluate": 336,
         "tables": 1,
     }
 

@@ -35,7 +35,7 @@ SAMPLING = PARTS["targets"]["additionalProperties"]["properties"]["sampling"]
         (PARTS["tables"], dloop.tables),
         (DEMO["corpus"], dloop.demo.corpus),
         (DEMO["tokenizer"], dloop.demo.tokenizer),
-        (DEMO["target"], dloop.demo.tiny_target),
+        (DEMO["targets"]["additionalProperties"], dloop.demo.tiny_target),
     ],
 )
 def test_flags_are_options_of_the_command(part, stage):

@@ -1,4 +1,4 @@
-# What the embedded default has instead of the hub: a corpus, a tokenizer and a small target, all made here.
+# What the embedded default has instead of the hub: a corpus, a tokenizer and small targets, all made here.
 
 
 rule corpus:
@@ -53,20 +53,20 @@ rule tiny_target:
         heldout=rules.corpus.output.heldout,
         tokenizer=rules.tokenizer.output,
     output:
-        directory("results/demo/target"),
+        directory("results/demo/targets/{target}"),
     log:
-        "logs/tiny_target/demo.log",
+        "logs/tiny_target/{target}.log",
     benchmark:
-        "logs/tiny_target/demo.usage.jsonl"
+        "logs/tiny_target/{target}.usage.jsonl"
     conda:
-        "../envs/core.yaml"
+        target_env
     threads: plan["threads"]["shared"]
     resources:
         runtime=60,
     params:
-        flags=command_line(plan["demo"]["target"]),
+        flags=lambda wildcards: command_line(plan["demo"]["targets"][wildcards.target]),
     message:
-        "Training the demo's target (log: {log})"
+        "Training the demo's target {wildcards.target} (log: {log})"
     shell:
         "python -m dloop.demo.tiny_target --corpus {input.corpus} --heldout {input.heldout}"
         " --tokenizer {input.tokenizer} --output-dir {output} {params.flags} > {log} 2>&1"
@@ -74,7 +74,7 @@ rule tiny_target:
 
 rule cost_table:
     input:
-        target=rules.tiny_target.output,
+        target=plan["targets"][plan.pairs[0][0]]["model"],
         draft=f"{plan.training_folder(*plan.pairs[0], 'released')}/final",
     output:
         "results/demo/cost_table.json",
