@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check format
+.PHONY: setup demo demo-all test check format
 
 setup: .venv/installed
 
@@ -14,6 +14,9 @@ setup: .venv/installed
 
 demo: setup
 	$(BIN)/snakemake --cores 2 --configfile config/demo.yaml --rerun-incomplete --show-failed-logs
+
+demo-all: setup
+	$(BIN)/snakemake --cores 2 --configfile config/demo.yaml config/demo-all.yaml --rerun-incomplete --show-failed-logs
 
 test: setup
 	$(BIN)/python -m pytest -n 2

@@ -208,9 +208,11 @@ class Configuration:
 
 
 def command_line(flags: Mapping[str, Any]) -> str:
-    """`{"loop_gate": -0.5, "strict_data": True}` as `--loop-gate -0.5 --strict-data`, quoted for a shell."""
+    """`{"loop_gate": -0.5, "strict_data": True}` as `--loop-gate -0.5 --strict-data`, quoted for a shell; None leaves a flag out."""
     words: list[str] = []
     for name, value in flags.items():
+        if value is None:
+            continue
         option = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")

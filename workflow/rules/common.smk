@@ -98,7 +98,7 @@ def draft_inputs(wildcards):
 
 
 def cost_table_inputs():
-    return made_here(plan["tables"].get("cost_table", ""))
+    return made_here(plan["tables"].get("cost_table") or "")
 
 
 def dataset_inputs(wildcards):
