@@ -42,6 +42,10 @@ def test_flags_are_options_of_the_command(part, stage):
     assert part["properties"].keys() <= {field.name for field in fields(stage.Options)}
 
 
+def test_decoding_flags_are_options_of_the_evaluation():
+    assert DEFINED["decoding_flags"]["properties"].keys() <= {field.name for field in fields(dloop.benchmark.Options)}
+
+
 def test_decoding_flags_are_those_of_the_loop_and_of_some_host():
     assert DEFINED["decoding_flags"]["properties"].keys() == LOOP_FLAGS.union(*HOST_FLAGS.values())
 
