@@ -208,7 +208,10 @@ class Configuration:
 
 
 def command_line(flags: Mapping[str, Any]) -> str:
-    """`{"loop_gate": -0.5, "strict_data": True}` as `--loop-gate -0.5 --strict-data`, quoted for a shell; None leaves a flag out."""
+    """`{"loop_gate": -0.5, "strict_data": True}` as `--loop-gate -0.5 --strict-data`, quoted for a shell.
+
+    A flag whose value is None is left out.
+    """
     words: list[str] = []
     for name, value in flags.items():
         if value is None:
