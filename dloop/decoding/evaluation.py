@@ -105,6 +105,8 @@ class Evaluator:
             "gate_sums": [[segment.gate_sum for segment in segments] for segments in drafted],
             "stage_lengths": [[len(segment.chain) for segment in segments] for segments in drafted],
             "stage_times": {part: seconds.get(part, 0.0) for part in PARTS},
+            "stage_rows": [list(r.stage_rows) for r in rounds] if self.drafts else [],
+            "stage_accepted": [list(r.stage_accepted) for r in rounds] if self.drafts else [],
             "finish": generation.finish,
             "output_ids": generation.output_ids,
         }

@@ -7,7 +7,7 @@ only how many tokens a verification yields. Autoregressive decoding is this same
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,11 +21,16 @@ from dloop.trees.draft_tree import DraftTree
 
 @dataclass(frozen=True)
 class Round:
-    """One verification. `acceptance_length` counts the accepted drafts and the target's own token behind them."""
+    """One verification. `acceptance_length` counts the accepted drafts and the target's own token behind them.
+
+    A stage adds `stage_rows` nodes to the tree, of which `stage_accepted` are kept.
+    """
 
     acceptance_length: int
     verified_tokens: int
     segments: tuple[Segment, ...]
+    stage_rows: tuple[int, ...]
+    stage_accepted: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,24 @@ class Settings:
     stage_tree_budget: int = 0
 
 
+Watch = Callable[[Sequence[int], Round | None], None]
+"""Sees the tokens a round emitted, uncut; the first call holds the prefill's token and no round."""
+
+
+def ignore(tokens: Sequence[int], drafted: Round | None) -> None:
+    """Nobody watches."""
+
+
 @torch.inference_mode()
 def generate(
-    target: Target, drafter: Drafter, prompt_ids: Sequence[int], settings: Settings, clock: Clock
+    target: Target,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    settings: Settings,
+    clock: Clock,
+    watch: Watch = ignore,
 ) -> Generation:
-    """Greedy continuation of `prompt_ids`, batch 1."""
+    """Greedy continuation of `prompt_ids`, batch 1; `watch` sees every round's tokens as they come."""
     target.reset(len(prompt_ids) + settings.max_new_tokens + 2 * drafter.stage_length + 1)
     drafter.reset(len(prompt_ids) + settings.max_new_tokens)
     clock.start()
@@ -61,6 +79,7 @@ def generate(
     tokens = [root]
     fresh = [*prompt_ids[1:], root]
     rounds: list[Round] = []
+    watch([root], None)
     first_draft = "draft_prefill"
     while len(tokens) <= settings.max_new_tokens and not _stopped(tokens, rounds, settings.stop_ids):
         tree = DraftTree(root)
@@ -85,10 +104,16 @@ def generate(
         root = choices[path[-1]]
         fresh = [*(tree.tokens[node] for node in path[1:]), root]
         tokens += fresh
-        # A segment that can grow a tree holds its stage's logits; kept for a whole response they would fill the device.
-        rounds.append(Round(len(path), len(tree), tuple(segment.record() for segment in segments)))
+        rounds.append(_record(tree, path, segments))
         clock.mark("commit")
+        watch(fresh, rounds[-1])
     return _finish(tokens, rounds, settings)
+
+
+def _record(tree: DraftTree, path: list[int], segments: list[Segment]) -> Round:
+    # A segment that can grow a tree holds its stage's logits; kept for a whole response they would fill the device.
+    numbers = tuple(segment.record() for segment in segments)
+    return Round(len(path), len(tree), numbers, tuple(tree.stage_rows), tuple(tree.accepted_by_stage(path)))
 
 
 def _budget(settings: Settings, stage: int) -> int:

@@ -36,6 +36,9 @@ def _lists_of(*types: type) -> Check:
 _INT, _TEXT, _OBJECT = _only(int), _only(str), _only(dict)
 _NUMBER, _MAYBE_TEXT = _only(int, float), _only(str, type(None))
 
+BY_STAGE = ("gate_sums", "stage_lengths", "stage_rows", "stage_accepted")
+"""Lists with one number a stage for every round."""
+
 RESULT_TYPES: dict[str, Check] = {
     "kind": _TEXT,
     "host": _MAYBE_TEXT,
@@ -58,13 +61,15 @@ RESPONSE_TYPES: dict[str, Check] = {
     **dict.fromkeys(("ttft", "draft_prefill_time", "decode_time", "tpot"), _NUMBER),
     **dict.fromkeys(("acceptance_lengths", "extra_stages", "verified_tokens", "output_ids"), _list_of(int)),
     "gate_sums": _lists_of(int, float),
-    "stage_lengths": _lists_of(int),
+    **dict.fromkeys(("stage_lengths", "stage_rows", "stage_accepted"), _lists_of(int)),
     "stage_times": lambda value: type(value) is dict and all(map(_NUMBER, value.values())),
     "finish": _TEXT,
     "text": _MAYBE_TEXT,
     "first_divergence": _only(int, type(None)),
     "divergence_margin": _only(int, float, type(None)),
 }
+RECORDED_LATER = ("stage_rows", "stage_accepted")
+"""Keys of a response that files of schema 1 may lack."""
 ENV_KEYS = (
     *("gpu", "gpu_count", "processes", "hostname_hash", "dtype", "attn"),
     *("torch", "torch_threads", "transformers", "cuda"),
@@ -141,17 +146,23 @@ def _check_rounds(response: ResponseRecord) -> None:
 
 
 def _check_baseline_rounds(response: ResponseRecord) -> None:
-    if response.gate_sums or response.stage_lengths:
-        raise ValueError("a baseline drafts nothing, but gate_sums or stage_lengths are filled")
+    if filled := [name for name in BY_STAGE if getattr(response, name)]:
+        raise ValueError(f"a baseline drafts nothing, but {filled[0]} is filled")
     if set(response.acceptance_lengths) - {1} or any(response.extra_stages):
         raise ValueError("a baseline yields one token a round, without additional stages")
 
 
 def _check_stages(response: ResponseRecord) -> None:
-    for name in ("gate_sums", "stage_lengths"):
+    for name in BY_STAGE:
         stages = [len(part) for part in getattr(response, name)]
+        if name in RECORDED_LATER and not stages:
+            continue
         if stages != [extra + 1 for extra in response.extra_stages]:
             raise ValueError(f"{name} must hold one number a stage: the first and each of extra_stages")
+    for name, whole in zip(RECORDED_LATER, ("verified_tokens", "acceptance_lengths"), strict=True):
+        sums = [1 + sum(part) for part in getattr(response, name)]
+        if sums and sums != getattr(response, whole):
+            raise ValueError(f"{name} of a round must add up to {whole} less one")
 
 
 def _check_output(response: ResponseRecord, limit: int | None) -> None:

@@ -60,6 +60,10 @@ class ResponseRecord:
     """First token unlike the baseline's answer; null when identical or when no baseline was given."""
     divergence_margin: float | None = None
     """The target's top-1 minus top-2 logit at `first_divergence`."""
+    stage_rows: list[list[int]] = field(default_factory=list)
+    """Tree nodes of each stage of each round; [] for a baseline and in files of before they were recorded."""
+    stage_accepted: list[list[int]] = field(default_factory=list)
+    """Accepted nodes of each stage of each round; empty as `stage_rows` is."""
 
 
 @dataclass(kw_only=True)
@@ -155,9 +159,11 @@ def from_json(raw: Any) -> Result:
 def _part(kind: type[PartT], raw: Any, where: str) -> PartT:
     if not isinstance(raw, dict):
         raise ValueError(f"{where} is no object")
+    if kind is ResponseRecord:
+        raw = {**{key: [] for key in checks.RECORDED_LATER}, **raw}
     checks.check_keys(where, raw, [f.name for f in fields(kind)])
     if kind is ResponseRecord:
-        raw = {**raw, "gate_sums": _decode(raw["gate_sums"])}
+        raw["gate_sums"] = _decode(raw["gate_sums"])
         checks.check_types(where, raw, checks.RESPONSE_TYPES)
     else:
         checks.check_types(where, raw, checks.DATASET_TYPES)

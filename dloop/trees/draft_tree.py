@@ -8,6 +8,7 @@ the tree is a trie. A tree builder only adds nodes; nothing here knows where the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ class DraftTree:
         self.children: list[dict[int, int]] = [{}]
         self.anchor = 0
         self.is_chain = True
+        self.stage_rows: list[int] = []
+        """Nodes that each graft added."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -45,8 +48,10 @@ class DraftTree:
     def graft(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """Hang nodes below the anchor; `parents` index into `tokens`, -1 is the anchor itself."""
         ids: list[int] = []
+        before = len(self)
         for token, parent in zip(tokens, parents, strict=True):
             ids.append(self.add(token, self.anchor if parent < 0 else ids[parent]))
+        self.stage_rows.append(len(self) - before)
 
     def move_anchor(self, chain: Sequence[int]) -> None:
         """Walk `chain` down from the anchor and make its last node the anchor of the next stage."""
@@ -68,6 +73,11 @@ class DraftTree:
         while (child := self.children[path[-1]].get(choices[path[-1]])) is not None:
             path.append(child)
         return path
+
+    def accepted_by_stage(self, path: Sequence[int]) -> list[int]:
+        """How many nodes of `path` (from the root down) each graft contributed; the root is nobody's."""
+        ends = list(accumulate(self.stage_rows, initial=1))
+        return [sum(first <= node < end for node in path) for first, end in pairwise(ends)]
 
     def ancestor_mask(self) -> Tensor:
         """Boolean [N, N] on the CPU: row i is True at i and at the ancestors of i."""

@@ -151,6 +151,13 @@ def test_random_trees_are_lossless_and_features_are_those_of_a_fresh_prefill(mod
     settings = Settings(40, frozenset(), Gate(-1.0), budget, budget)
     result = generate(target, drafter, PROMPTS[0], settings, Clock(CPU))
     assert result.output_ids == expected[:40]
+    for done in result.rounds:
+        assert len(done.stage_rows) == len(done.stage_accepted) == len(done.segments)
+        assert 1 + sum(done.stage_rows) == done.verified_tokens
+        assert 1 + sum(done.stage_accepted) == done.acceptance_length
+        # A later stage's nodes hang below the chain of the one before: none is accepted unless that chain was.
+        for accepted, later, segment in zip(done.stage_accepted, done.stage_accepted[1:], done.segments, strict=False):
+            assert not later or accepted == len(segment.chain)
     if budget:
         assert any(r.verified_tokens > 1 + 5 * len(r.segments) for r in result.rounds)
     assert any(len(r.segments) > 1 for r in result.rounds)
@@ -160,6 +167,19 @@ def test_random_trees_are_lossless_and_features_are_those_of_a_fresh_prefill(mod
         _, fresh = target.prefill(PROMPTS[0] + expected[: len(seen) - len(PROMPTS[0])])
     torch.testing.assert_close(seen, fresh, atol=1e-4, rtol=1e-4)
     target.close()
+
+
+def test_a_watcher_sees_every_token_with_the_round_that_made_it(model, host):
+    seen = []
+    target = Target(model, host.taps)
+    settings = Settings(24, frozenset(), Gate(-math.inf, 1))
+    watch = lambda tokens, drafted: seen.append((list(tokens), drafted))  # noqa: E731
+    result = generate(target, host.drafter(model), PROMPTS[0], settings, Clock(CPU), watch)
+    target.close()
+    assert seen[0] == (result.output_ids[:1], None)
+    assert [drafted for _, drafted in seen[1:]] == result.rounds
+    assert all(len(tokens) == drafted.acceptance_length for tokens, drafted in seen[1:])
+    assert [token for tokens, _ in seen for token in tokens][:24] == result.output_ids
 
 
 def test_clock_charges_every_part(model, host):

@@ -56,6 +56,8 @@ def response(**changes) -> ResponseRecord:
         "verified_tokens": [7, 4],
         "gate_sums": [[-0.1, -2.0], [-1.5]],
         "stage_lengths": [[3, 3], [3]],
+        "stage_rows": [[3, 3], [3]],
+        "stage_accepted": [[3, 0], [1]],
         "stage_times": {"draft": 0.01, "verify": 0.06},
         "finish": "stop",
         "output_ids": [5, 6, 7, 8, 9, 10, 1],
@@ -145,6 +147,8 @@ def _invented_response(index, turn, ids, host, skill, openness, ties, noise):
         "verified_tokens": [],
         "gate_sums": [],
         "stage_lengths": [],
+        "stage_rows": [],
+        "stage_accepted": [],
     }
     seconds, produced = 0.0, 1
     while produced < len(ids):
@@ -186,6 +190,8 @@ def _append_round(rounds, accepted, extra, drafted, host, noise):
     if host:
         rounds["gate_sums"].append([-noise.random() for _ in range(1 + extra)])
         rounds["stage_lengths"].append([BLOCK] * (1 + extra))
+        rounds["stage_rows"].append([BLOCK] * (1 + extra))
+        rounds["stage_accepted"].append([min(max(accepted - 1 - BLOCK * s, 0), BLOCK) for s in range(1 + extra)])
 
 
 def compare(method: Result, baseline: Result, path: str | None = None) -> Result:

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from dloop.cli import UserError
+from dloop.results import checks
 from dloop.results.record import from_json, read_result, to_json, write_result
 from tests.results.fabricate import invented, response, result
 
@@ -44,13 +45,22 @@ def test_the_file_holds_one_response_a_line(tmp_path):
     assert sum('"output_ids"' in line for line in lines) == 3
 
 
+def test_files_from_before_stages_were_counted_are_read(tmp_path):
+    write_result(tmp_path / "r.json", result([response()]))
+    raw = json.loads((tmp_path / "r.json").read_text())
+    for name in checks.RECORDED_LATER:
+        del raw["responses"][0][name]
+    (tmp_path / "r.json").write_text(json.dumps(raw))
+    assert read_result(tmp_path / "r.json").responses == [response(stage_rows=[], stage_accepted=[])]
+
+
 def test_a_result_without_responses_is_one(tmp_path):
     write_result(tmp_path / "r.json", result([]))
     assert read_result(tmp_path / "r.json").responses == []
 
 
 def test_an_answer_of_one_stop_token_has_no_rounds(tmp_path):
-    names = ("acceptance_lengths", "extra_stages", "verified_tokens", "gate_sums", "stage_lengths")
+    names = ("acceptance_lengths", "extra_stages", "verified_tokens", *checks.BY_STAGE)
     rounds = {name: [] for name in names}
     empty = response(**rounds, num_output_tokens=1, output_ids=[1], decode_time=0.0, tpot=0.0)
     write_result(tmp_path / "r.json", result([empty]))
@@ -70,6 +80,9 @@ def test_an_answer_of_one_stop_token_has_no_rounds(tmp_path):
         ({"num_output_tokens": 6}, "output_ids holds 7"),
         ({"num_output_tokens": 8, "output_ids": [1] * 8, "tpot": 0.07 / 8}, "produced 5 to 7"),
         ({"num_output_tokens": 4, "output_ids": [1] * 4, "tpot": 0.07 / 4}, "produced 5 to 7"),
+        ({"stage_rows": [[3, 3]]}, "stage_rows must hold one number a stage"),
+        ({"stage_rows": [[3, 2], [3]]}, "stage_rows of a round must add up to verified_tokens less one"),
+        ({"stage_accepted": [[2, 0], [1]]}, "stage_accepted of a round must add up to acceptance_lengths less one"),
         ({"finish": "eos"}, "either stop or length"),
         ({"finish": "length"}, "finish is length after 7 tokens with max_new_tokens 256"),
         ({"tpot": 0.02}, "tpot is not"),
