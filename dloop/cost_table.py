@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dloop.decoding.target import Target
     from dloop.hosts.host import Drafter
 
+WARM_UPS = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with torch.inference_mode():
         rows = tqdm(options.rows, desc="verification rows", leave=False)
         verify = {str(count): verify_seconds(target, count, options) for count in rows}
-        draft = draft_seconds(target, host.drafter(model), options)
+        draft = draft_seconds(target, host.drafter(model, cache=target.cache), options)
     write_json(
         options.output,
         {
@@ -87,7 +89,11 @@ def verify_seconds(target: Target, rows: int, options: Options) -> float:
     target.prefill(_context(options))
     tree = DraftTree(0)
     tree.graft([1] * (rows - 1), range(-1, rows - 2))
-    return _median(lambda: target.verify(tree), target.device, options.repeats)
+    seconds = []
+    for _ in range(WARM_UPS + options.repeats):
+        seconds.append(_seconds(lambda: target.verify(tree), target.device))
+        target.commit([0])
+    return statistics.median(seconds[WARM_UPS:])
 
 
 def draft_seconds(target: Target, drafter: Drafter, options: Options) -> dict[str, float]:
@@ -115,12 +121,6 @@ def draft_seconds(target: Target, drafter: Drafter, options: Options) -> dict[st
 
 def _context(options: Options) -> list[int]:
     return [1 + place % 7 for place in range(options.context)]
-
-
-def _median(call: Callable[[], Any], device: Any, repeats: int) -> float:
-    for _ in range(3):
-        call()
-    return statistics.median(_seconds(call, device) for _ in range(repeats))
 
 
 def _seconds(call: Callable[[], Any], device: Any) -> float:

@@ -80,9 +80,10 @@ class Session:
 
     def _evaluator(self) -> Evaluator:
         gate = Gate(self.options.loop_gate, self.options.max_extra_stages)
+        target = Target(self.model, self.host.taps if self.host else ())
         return Evaluator(
-            target=Target(self.model, self.host.taps if self.host else ()),
-            drafter=self.host.drafter(self.model, self.tree) if self.host else SilentDrafter(),
+            target=target,
+            drafter=self.host.drafter(self.model, self.tree, target.cache) if self.host else SilentDrafter(),
             settings=Settings(
                 max_new_tokens=self.options.max_new_tokens,
                 stop_ids=self.stops,

@@ -26,6 +26,8 @@ from dloop.trees.nodes import Nodes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from dloop.hosts.target_cache import TargetCache
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -206,8 +208,9 @@ class Host(ABC):
         """Write `config.json` and `model.safetensors` into the existing `folder`, in the host's own format."""
 
     @abstractmethod
-    def drafter(self, target: PreTrainedModel, tree: TreeOptions = LINEAR) -> Drafter:
-        """The host at decode time, beside `target` (its embedding and its head)."""
+    def drafter(self, target: PreTrainedModel, tree: TreeOptions = LINEAR, cache: TargetCache | None = None) -> Drafter:
+        """The host at decode time, beside `target` (its embedding and its head) and, where it reads them, the keys and
+        values in the target's `cache`."""
 
     @abstractmethod
     def objective(self, target: PreTrainedModel, options: ObjectiveOptions) -> Objective:

@@ -1,9 +1,12 @@
 """Batched sampling against simple oracles: one row at a time without a cache, and the library's own filters."""
 
+import json
+
 import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from dloop.hosts.target_model import load_target
 from dloop.regeneration import sampling
 from dloop.regeneration.sampling import BatchSampler, Sampling, draw
 from tests.regeneration.tiny_target import tiny_model
@@ -37,6 +40,15 @@ def test_greedy_answers_of_a_batch_equal_those_of_single_prompts(model):
     wanted = [greedy_alone(model, prompt, stops, 12) for prompt in PROMPTS]
     assert len({len(answer) for answer in wanted}) > 2
     assert BatchSampler(model, stops, GREEDY).answers(PROMPTS, generator()) == wanted
+
+
+@pytest.mark.parametrize("target", ["mtp_qwen35/checkpoint", "mtp_gemma4/target"])
+def test_targets_with_linear_or_sliding_layers_answer_in_batches(golden, target):
+    model = load_target(str(golden / target), dtype=torch.float32, device=torch.device("cpu"))
+    traces = json.loads((golden / target.split("/")[0] / "traces.json").read_text())
+    sampler = BatchSampler(model, (), Sampling(temperature=0, max_tokens=40))
+    answers = sampler.answers([trace["prompt"] for trace in traces], generator())
+    assert answers == [trace["greedy"][:40] for trace in traces]
 
 
 def test_packing_the_batch_changes_nothing(model, monkeypatch):

@@ -22,6 +22,8 @@ from dloop.hosts.tree_options import LINEAR, TreeOptions
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from dloop.hosts.target_cache import TargetCache
+
 
 class BlockHost(Host):
     """One block drafter with its checkpoint; a family names its classes and its recognition rule."""
@@ -87,7 +89,9 @@ class BlockHost(Host):
         tensors = {key: value.detach().to("cpu", dtype) for key, value in self.network.state_dict().items()}
         write_checkpoint(folder, {**self.raw, "dtype": name}, tensors)
 
-    def drafter(self, target: PreTrainedModel, tree: TreeOptions = LINEAR) -> BlockDrafter:
+    def drafter(
+        self, target: PreTrainedModel, tree: TreeOptions = LINEAR, cache: TargetCache | None = None
+    ) -> BlockDrafter:
         self.check_target(target)
         return self.drafter_class(self.network, target, tree)
 
