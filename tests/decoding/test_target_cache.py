@@ -45,7 +45,7 @@ def chain(tokens):
 
 def scripted(model, prompt, greedy, accuracy, seed=0, stage=4, extra_stages=2):
     """A generation with a drafter that is right with this chance a token, and how often the target ran."""
-    target = Target(model)
+    target = Target(model, ("norm",))
     drafter = ScriptedDrafter(greedy, stage, vocabulary=96, seed=seed, accuracy=accuracy)
     commit, forwards = target.commit, []
     target.commit = lambda path: (drafter.committed(len(path)), commit(path))[1]
@@ -55,6 +55,7 @@ def scripted(model, prompt, greedy, accuracy, seed=0, stage=4, extra_stages=2):
         return generate(target, drafter, prompt, settings, Clock(CPU)), len(forwards)
     finally:
         handle.remove()
+        target.close()
 
 
 def test_plain_decoding_is_the_targets_own(case):
