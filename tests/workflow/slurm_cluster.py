@@ -137,12 +137,19 @@ def queue() -> list[str]:
 
 
 def _stop(folder: Path) -> None:
-    """End what was started here, by its own process ids, and take the links away."""
-    pids = [int(file.read_text()) for file in sorted(folder.glob("run/*.pid"), reverse=True) if file.read_text().strip()]
+    """End what was started here, jobs first, then daemons by their own process ids, and take the links away."""
+    deadline = time.monotonic() + 10
+    with contextlib.suppress(AssertionError):  # no controller answers any more
+        _run("scancel", "--state=PENDING")
+        _run("scancel", "--state=RUNNING")
+        while queue() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    pids = [
+        int(file.read_text()) for file in sorted(folder.glob("run/*.pid"), reverse=True) if file.read_text().strip()
+    ]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     for name in ("slurm.conf", "gres.conf"):

@@ -1,7 +1,6 @@
 """The workflow through a real SLURM: `sbatch`, two nodes, a job that fails, a run that is cancelled."""
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -33,7 +32,7 @@ runpy.run_path({real!r}, run_name="__main__")
 
 
 def use_small_nodes(project):
-    """The repository's profile with the site's part for the test cluster: trainings take one GPU on each of two nodes."""
+    """The repository's profile with a site's part for the test: trainings take one GPU on each of two nodes."""
     path = project.folder / "slurm/profile.v9+.yaml"
     profile = yaml.safe_load(path.read_text(encoding="utf-8"))
     small = {"mem_mb": 1000, "cpus_per_task": 1, "runtime": 5}
@@ -58,6 +57,11 @@ def let_the_first_shard_fail_once(project):
     (package / "regenerate.py").write_text(FAILS_ONCE.format(real=dloop.regenerate.__file__))
 
 
+def hear_interrupts():
+    """Whoever starts the tests in the background makes their children deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Run:
     """Snakemake on the cluster, in the background."""
 
@@ -65,7 +69,9 @@ class Run:
         self._output = project.folder / "snakemake.out"
         command = [sys.executable, "-m", "snakemake", "--profile", "slurm", *arguments]
         with open(self._output, "w") as output:
-            self._process = subprocess.Popen(command, cwd=project.folder, stdout=output, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                command, cwd=project.folder, stdout=output, stderr=subprocess.STDOUT, preexec_fn=hear_interrupts
+            )
 
     @property
     def output(self):
