@@ -60,18 +60,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class TreeSegment(Segment):
-    """A segment of a host with draft trees; `grow` builds the host's own tree of so many nodes.
-
-    `counts_root` is for a host whose budgets include the node the segment hangs below.
-    """
+    """A segment of a host with draft trees; `grow` builds the host's own tree of so many nodes."""
 
     grow: Callable[[int], Nodes]
-    counts_root: bool = False
 
     def subtree(self, budget: int, whole_chain: bool = False) -> tuple[list[int], list[int]]:
         if budget == 0:
             return super().subtree(0)
-        budget -= self.counts_root
         nodes = self.grow(budget)
         if whole_chain:
             nodes = force_chain(nodes, self.chain, budget)
@@ -118,6 +113,8 @@ class ObjectiveOptions:
     seed: int = 42
     total_steps: int = 0
     """Optimizer steps of the run, the horizon of a curriculum; 0 is unknown."""
+    from_scratch: bool = False
+    """Whether the draft began untrained: then tensors are learnt too that a released draft keeps."""
 
 
 @dataclass(frozen=True)

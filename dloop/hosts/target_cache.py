@@ -161,7 +161,7 @@ class RecordingCache(TargetCache):
 
     def shared_kv(self) -> dict[str, tuple[Tensor, Tensor]]:
         layers = zip(self._kinds, self.library.layers, strict=False)
-        return {kind: (layer.keys, layer.values) for kind, layer in layers if kind != LINEAR}
+        return {kind: (layer.keys, layer.values) for kind, layer in layers if kind != LINEAR and layer.keys is not None}
 
 
 class _LibraryLayer(CacheLayerMixin):

@@ -72,6 +72,11 @@ def head(target: PreTrainedModel) -> nn.Linear:
     return target.get_output_embeddings()
 
 
+def soft_capped(scores: Tensor, cap: float | None) -> Tensor:
+    """Scores of the head as the target's logits: squeezed into (-cap, cap) where its configuration has a cap."""
+    return scores if cap is None else cap * (scores / cap).tanh()
+
+
 def stop_tokens(target: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """Ids that end an answer: those of the generation configuration and of the tokenizer."""
     configured = getattr(target.generation_config, "eos_token_id", None)

@@ -80,10 +80,11 @@ def build_trainer(
     check_target(options, target, dataset.encode.tokenizer)
     host = load_draft(options, checkpoint, dtype, world.device)
     host.check_target(target)
+    made_here: dict[str, Any] = {"total_steps": plan.total_steps, "from_scratch": options.draft_config is not None}
     chosen = {
-        field.name: getattr(options, field.name) for field in fields(ObjectiveOptions) if field.name != "total_steps"
+        field.name: getattr(options, field.name) for field in fields(ObjectiveOptions) if field.name not in made_here
     }
-    objective = host.objective(target, ObjectiveOptions(**chosen, total_steps=plan.total_steps))
+    objective = host.objective(target, ObjectiveOptions(**chosen, **made_here))
     say_start(host, target, dataset, plan, checkpoint, world)
     trainer = Trainer(
         world=world,

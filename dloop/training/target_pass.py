@@ -1,5 +1,6 @@
 """The frozen target's forward pass in training: tapped states, no head, no layer behind the last tap.
 
+Besides outputs of submodules, the keys and values that a Gemma 4 target shares with its assistant can be asked for.
 Draws each row's position offset, a function of (seed, epoch, place), so that ranks and resumes agree. Knows
 nothing about the loss made of these states.
 """
@@ -21,6 +22,7 @@ from dloop.hosts.host import TargetOutputs
 from dloop.hosts.target_model import Taps, decoder
 
 _LAYER = re.compile(r"layers\.(\d+)")
+_SHARED = re.compile(r"shared_kv\.(\w+)\.(keys|values)")
 
 
 class FrozenTarget:
@@ -37,7 +39,8 @@ class FrozenTarget:
     ) -> None:
         self.decoder = decoder(target)
         self.depth = layers_needed(taps)
-        self.taps = Taps(target, taps)
+        self.names = tuple(taps)
+        self.taps = Taps(target, [tap for tap in taps if not _SHARED.fullmatch(tap)])
         self.seed = seed
         self.position_offset_max = position_offset_max
         self._known: dict[bytes, dict[str, Tensor]] | None = {} if remember else None
@@ -54,9 +57,11 @@ class FrozenTarget:
         return TargetOutputs(states=self._run(batch.input_ids, positions_BS), position_offset_B=offsets_B)
 
     def _run(self, ids_BS: Tensor, positions_BS: Tensor) -> dict[str, Tensor]:
+        shared = [match for tap in self.names if (match := _SHARED.fullmatch(tap))]
+        more = {"return_shared_kv_states": True} if shared else {}
         with torch.no_grad(), early_exit(self.decoder, self.depth):
-            self.decoder(input_ids=ids_BS, position_ids=positions_BS, use_cache=False)
-        return self.taps.take()
+            output = self.decoder(input_ids=ids_BS, position_ids=positions_BS, use_cache=False, **more)
+        return self.taps.take() | {match[0]: _shared_state(output, *match.groups()) for match in shared}
 
     def _remembered(
         self, batch: Batch, lengths: Sequence[int], known: dict[bytes, dict[str, Tensor]]
@@ -71,7 +76,7 @@ class FrozenTarget:
                 states = self._run(ids_S[None, :length], positions_S[None])
                 known[key] = {name: state[0] for name, state in states.items()}
             rows.append(known[key])
-        return {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in self.taps.names}
+        return {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in self.names}
 
     def _offsets(self, batch: Batch, lengths: Sequence[int]) -> list[int]:
         rows = zip(batch.places, lengths, strict=True)
@@ -85,9 +90,14 @@ def position_offset(seed: int, epoch: int, place: int, room: int) -> int:
     return random.Random(f"position offset {seed} {epoch} {place}").randint(0, room) if room > 0 else 0
 
 
+def _shared_state(output: Any, kind: str, part: str) -> Tensor:
+    """Shared keys or values as a state [B, S, G, E]: a row a position, as all states."""
+    return output.shared_kv_states[kind][part == "values"].transpose(1, 2)
+
+
 def layers_needed(taps: Sequence[str]) -> int | None:
-    """How many decoder layers produce all `taps`; None when one of them is the final norm."""
-    if "norm" in taps:
+    """How many decoder layers produce all `taps`; None when one of them is known only behind the last layer."""
+    if any(tap == "norm" or _SHARED.fullmatch(tap) for tap in taps):
         return None
     return max((1 + int(match[1]) for tap in taps if (match := _LAYER.fullmatch(tap))), default=0)
 

@@ -40,7 +40,7 @@ class Start:
 
     `hidden_BSD` is the first recurrent input. `teacher_BSD` are the states whose logits are the target's distribution
     of the token the row predicts, `choice_BS` that distribution's greedy id. `supervised_BS` are the rows the metrics
-    count, `scored_BS` those the loss counts.
+    count, `scored_BS` those the loss counts. `memory` is what every step finds there already.
     """
 
     hidden_BSD: Tensor
@@ -48,6 +48,7 @@ class Start:
     choice_BS: Tensor
     supervised_BS: Tensor
     scored_BS: Tensor
+    memory: tuple[Memory, ...] = ()
 
 
 class UnrollObjective(Objective):
@@ -91,7 +92,7 @@ class UnrollObjective(Objective):
     def forward(self, batch: Batch, outputs: TargetOutputs, step: int) -> Loss:
         length = unroll_length(self.lengths, self.options.seed, step)
         rows = self.start(batch, outputs)
-        hidden_BSD, memory = rows.hidden_BSD, list[Memory]()
+        hidden_BSD, memory = rows.hidden_BSD, list(rows.memory)
         totals, right, counted = list[Tensor](), list[Tensor](), list[Tensor]()
         for place in range(length):
             hidden_BSD, left = checkpoint(
