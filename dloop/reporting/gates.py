@@ -23,8 +23,10 @@ from dloop.results.replay import CLOSED
 
 NOTICEABLE = 0.005
 """Relative gain below which a recommendation calls the gate not worth it."""
-_DRAFT = ("model", "draft_model", "max_extra_stages", "tree_budget", "stage_tree_budget", "topk_k", "tree_width")
-_DRAFT += ("tree_beta", "tree_depth", "mtp_k", "max_new_tokens", "dtype", "thinking")
+_DRAFT = (
+    *("model", "draft_model", "max_new_tokens", "max_extra_stages", "dtype", "thinking"),
+    *("tree_budget", "stage_tree_budget", "topk_k", "tree_width", "tree_beta", "tree_depth", "mtp_k"),
+)
 """Options that two runs share when they differ in the gate alone."""
 
 
@@ -114,7 +116,8 @@ def recommendation(study: Study) -> str:
     if best.threshold >= 0 or best.gain < NOTICEABLE:
         return f"{study.title}: leave the gate closed; no recorded threshold is predicted to gain 0.5 %"
     rate = "" if math.isnan(best.speedup) else f"{text.ratio(best.speedup)}, "
-    words = f"{study.title}: --loop-gate {best.threshold:g} ({rate}τ {best.tau:.2f}, {text.gain(best.gain)} over a closed gate)"
+    rate += f"τ {best.tau:.2f}, {text.gain(best.gain)} over a closed gate"
+    words = f"{study.title}: --loop-gate {best.threshold:g} ({rate})"
     if best.threshold == study.recorded:
         words += "; it is the lowest recorded one, so a lower one may be better still: record a run there"
     return words
