@@ -43,15 +43,20 @@ class Options:
     max_extra_stages: int | None = None
     """Cap on the additional stages of a round."""
     tree_budget: int | None = None
-    """Draft nodes verified a round; 0 is the host's chain alone. Default: as the host is released."""
+    """Draft nodes verified a round; 0 is the host's chain alone. Default: as the host is released, which is a tree of
+    60 for EAGLE-3, whose number counts the root, and a chain for the others."""
     stage_tree_budget: int | None = None
-    """Draft nodes an additional stage adds to a tree; 0 is its chain alone. Default: 64 for DFlash, else 0."""
+    """Draft nodes an additional stage adds to a tree; 0 is its chain alone. Default: 64 for DFlash, 48 for
+    EAGLE-3, else 0."""
     topk_k: int | None = None
-    """DFlash tree: most candidates a depth; default: no cap."""
+    """DFlash tree: most candidates a depth; default: no cap. EAGLE-3 tree: prefixes a level expands, and tokens tried
+    behind each; default: 10."""
     tree_width: int | None = None
     """DSpark and Domino tree: nodes kept a depth; default: 12."""
     tree_beta: float | None = None
     """DSpark and Domino tree: length bonus, at most 0; default: -0.2."""
+    tree_depth: int | None = None
+    """EAGLE-3: levels drafted behind the first; default: 7, so that chains have 8 tokens."""
     max_new_tokens: int = 2048
     """New tokens a response may have."""
     max_samples: int | None = None
@@ -105,9 +110,10 @@ class Options:
             ) from None
 
 
-DRAFTING = ("loop_gate", "max_extra_stages", "tree_budget", "stage_tree_budget", "topk_k", "tree_width", "tree_beta")
+_TREE = ("tree_budget", "stage_tree_budget", "topk_k", "tree_width", "tree_beta", "tree_depth")
+DRAFTING = ("loop_gate", "max_extra_stages", *_TREE)
 """Options that only a draft has use for."""
-_RESOLVED_LATER = {"dtype", "stop_token_ids", "stage_tree_budget", "topk_k", "tree_width", "tree_beta"}
+_RESOLVED_LATER = {"dtype", "stop_token_ids", *_TREE}
 """Options that stand resolved in a result although the command line may leave them open."""
 _NOT_COMPARED = {
     "output",
@@ -175,7 +181,7 @@ def _default_output(options: Options, dataset: str) -> Path:
     if options.draft_model:
         marks = {"gate": options.loop_gate if options.loop_gate != 1.0 else None, "tb": options.tree_budget}
         marks |= {"stb": options.stage_tree_budget, "k": options.topk_k}
-        marks |= {"w": options.tree_width, "beta": options.tree_beta}
+        marks |= {"w": options.tree_width, "beta": options.tree_beta, "d": options.tree_depth}
         setting = slug(options.draft_model) + "".join(
             f"__{mark}{value:g}" for mark, value in marks.items() if value is not None
         )

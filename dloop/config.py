@@ -269,6 +269,8 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
     if dataset not in HUB_IDS and "data_path" not in values["prompts"].get("flags", {}):
         hint = _suggestion(dataset, list(HUB_IDS))
         yield f"prompts.dataset: {dataset!r} is not a known data set and has no data_path{hint}"
+    if values["regenerate"]["servers"] and values["regenerate"]["launch_servers"]:
+        yield "regenerate.servers names running servers and regenerate.launch_servers starts others: keep one of them"
     for host, settings in values["settings"].items():
         for name, setting in settings.items():
             for flags in (setting["flags"], *setting.get("flags_for", {}).values()):

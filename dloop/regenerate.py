@@ -2,9 +2,10 @@
 
 In: prompts (JSONL). Out: conversations with the target's own answers, beside them an error and a skipped file; every
 input line ends in exactly one of the three, whatever dies on the way (`--resume`). The target is served by
-OpenAI-compatible servers, or answers in this process. Knows no draft and no training.
+OpenAI-compatible servers, running ones or its own, or answers in this process. Knows no draft and no training.
 
     python -m dloop.regenerate --model M --input-file-path P --output-file-path O --server-address host:port ...
+    python -m dloop.regenerate --model M --input-file-path P --output-file-path O --launch-servers 8
     python -m dloop.regenerate --model M --input-file-path P --output-file-path O --shard 1-of-2 --device cpu
     python -m dloop.regenerate --merge SHARD ... --input-file-path P --output-file-path O --stats stats.json
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dloop.cli import UserError, parse, run
+from dloop.regeneration.server_processes import SGLANG, ServerCommand, ServerProcesses
 
 if TYPE_CHECKING:
     from dloop.regeneration.dialogue import Dialogue
@@ -31,13 +33,19 @@ class Options:
     model: str | None = None
     """The target: folder or hub repository; with servers the name they serve it under. Not needed to merge."""
     revision: str | None = None
-    """Revision of the target on the hub (in this process only)."""
+    """Revision of the target on the hub (not with --server-address)."""
     input_file_path: Path | None = None
     """Prompts, one conversation a line. With --merge optional: it lets the merge check that no line is missing."""
     output_file_path: Path
     """Output (JSONL); its error and skipped rows go to <output>_error.jsonl and <output>_skipped.jsonl."""
     server_address: tuple[str, ...] = ()
-    """Servers as host:port. None: the target answers in this process."""
+    """Running servers as host:port. None: the target answers in this process."""
+    launch_servers: int = 0
+    """Start so many servers on this machine, one a GPU, and end them with this run."""
+    server_command: str = SGLANG
+    """How a server is started, with {model} and {port} filled in; it must answer GET /health once it is ready."""
+    server_start_timeout: float = 1800.0
+    """Seconds a launched server may take until it is ready."""
     temperature: float = 0.7
     """Sampling temperature in [0, 1]; 0 takes the likeliest token."""
     top_p: float | None = None
@@ -73,6 +81,11 @@ class Options:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """In this process: dtype of the target (default: bfloat16 on cuda, else float32)."""
 
+    @property
+    def on_servers(self) -> bool:
+        """Whether servers answer, not this process."""
+        return bool(self.server_address or self.launch_servers)
+
     def check(self) -> None:
         """Raise `UserError` for values that cannot be."""
         if not 0 <= self.temperature <= 1:
@@ -85,13 +98,17 @@ class Options:
                 raise UserError(f"--{name.replace('_', '-')} is {value}, but must be above 0")
         if not self.merge and (self.model is None or self.input_file_path is None):
             raise UserError("--model and --input-file-path are needed, unless shards are joined with --merge")
-        if not self.server_address and self.reasoning == "none":
+        if self.server_address and self.launch_servers:
+            raise UserError("--server-address names running servers, --launch-servers starts others: give one of them")
+        if self.launch_servers < 0:
+            raise UserError(f"--launch-servers is {self.launch_servers}, but cannot be below 0")
+        if not self.on_servers and self.reasoning == "none":
             raise UserError("--reasoning none leaves thinking to a server; in this process use disable or save")
 
 
 def resolved(options: Options) -> Options:
     """The options with device and dtype filled in, where this process has use for them."""
-    if options.server_address:
+    if options.on_servers:
         return options
     import torch
 
@@ -104,10 +121,12 @@ def resolved(options: Options) -> Options:
 def settings(options: Options, selection: "Selection") -> dict[str, Any]:
     """What decides the answers: must be the same when a run is resumed."""
     shared = ("model", "temperature", "top_p", "top_k", "max_tokens", "reasoning", "shard")
-    local = () if options.server_address else ("revision", "batch_size", "seed", "device", "dtype")
+    local = () if options.on_servers else ("revision", "batch_size", "seed", "device", "dtype")
     values = {name: getattr(options, name) for name in shared + local}
-    values |= {"in_process": not options.server_address, "input_sha256": selection.digest}
-    return values if options.server_address else values | {"weights": weights_stamp(Path(str(options.model)))}
+    values |= {"in_process": not options.on_servers, "input_sha256": selection.digest}
+    if options.launch_servers and options.revision is not None:
+        values["revision"] = options.revision
+    return values if options.on_servers else values | {"weights": weights_stamp(Path(str(options.model)))}
 
 
 def weights_stamp(folder: Path) -> str | None:
@@ -117,6 +136,20 @@ def weights_stamp(folder: Path) -> str | None:
     files = [(file.name, file.stat()) for file in sorted(folder.glob("*.safetensors"))]
     stamps = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     return hashlib.sha256(repr(stamps).encode()).hexdigest() if stamps else None
+
+
+def launch_and_ask(options: Options, selection: "Selection", ledger: "Ledger", advance: Any) -> None:
+    """Answer what is not done on servers that live as long as this takes."""
+    command = ServerCommand(
+        model=str(options.model),
+        revision=options.revision,
+        template=options.server_command,
+        seconds_to_start=options.server_start_timeout,
+    )
+    log = options.output_file_path.with_name(options.output_file_path.name.removesuffix(".jsonl") + "_server")
+    print(f"starting {options.launch_servers} servers (their output: {log}_*.log)", flush=True)
+    with ServerProcesses(command, options.launch_servers, log) as servers:
+        ask_servers(replace(options, server_address=servers.addresses), selection, ledger, advance)
 
 
 def ask_servers(options: Options, selection: "Selection", ledger: "Ledger", advance: Any) -> None:
@@ -200,7 +233,7 @@ def regenerate(options: Options) -> "Tally":
         resume=options.resume,
         overwrite=options.overwrite,
     )
-    work = ask_servers if options.server_address else answer_here
+    work = launch_and_ask if options.launch_servers else ask_servers if options.server_address else answer_here
     done = ledger.tally.rows.total()
     with ledger, tqdm(total=selection.count, initial=done, desc="regenerate", unit="row", smoothing=0.05) as bar:
         if done < selection.count:

@@ -323,3 +323,9 @@ def test_the_command_lists_the_experiments(monkeypatch, capsys):
     assert len(lines) == 32
     assert lines[1].split()[:4] == ["qwen3-4b", "dflash", "dloop", "published"]
     assert lines[1].endswith("--draft-model naver-ai/DLoop-DFlash-Qwen3-4B --loop-gate -0.5")
+
+
+def test_servers_are_given_or_launched_but_not_both(paper):
+    assert paper["regenerate"]["launch_servers"]
+    paper["regenerate"]["servers"] = ["node1:30000"]
+    assert "keep one of them" in refusal(paper)

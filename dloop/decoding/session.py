@@ -22,7 +22,7 @@ from dloop.decoding.target import Target
 from dloop.hosts.host import Host
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import DTYPES, load_target, load_tokenizer, stop_tokens
-from dloop.hosts.tree_options import FLAGS, LINEAR, TreeOptions, resolve_tree
+from dloop.hosts.tree_options import CHAIN_FLAGS, FLAGS, LINEAR, TreeOptions, resolve_tree
 from dloop.results.metrics import compare_settings, summarise
 from dloop.results.provenance import environment
 from dloop.results.record import Dataset, ResponseRecord, Result
@@ -69,6 +69,7 @@ class Session:
             device=self.world.device,
             revision=self.options.draft_revision,
         )
+        host.check_target(self.model)
         host.network.eval().requires_grad_(False)
         return host
 
@@ -132,10 +133,9 @@ class Session:
         return self.options.recorded() | resolved
 
     def _recorded_tree(self) -> dict[str, Any]:
-        """The resolved flags of this host's tree; nothing in linear mode, where none has an effect."""
-        if self.host is None or not self.tree.tree_budget:
-            return {}
-        return {name: getattr(self.tree, name) for name in self.host.tree_defaults}
+        """The resolved flags of this host's tree; in linear mode those that shape a chain."""
+        flags = self.host.tree_defaults if self.host else ()
+        return {name: getattr(self.tree, name) for name in flags if self.tree.tree_budget or name in CHAIN_FLAGS}
 
     def _environment(self) -> dict[str, Any]:
         return environment(self.world.device, self.dtype, ATTENTION)

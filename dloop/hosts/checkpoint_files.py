@@ -1,6 +1,7 @@
 """Reading and writing draft checkpoints as files: `config.json` beside safetensors, local or on the hub.
 
-Knows no host. Code that a repository ships is never run and nothing is unpickled.
+Knows no host. Code that a repository ships is never run. An older `pytorch_model.bin` is read where there are no
+safetensors, by torch's reader that knows tensors alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from dloop.cli import UserError
 
+PICKLED = "pytorch_model.bin"
 _PREFIXES = ("draft_model.", "_orig_mod.", "model.", "logit_head.")
 
 
@@ -24,8 +26,12 @@ def resolve(source: str, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    def fetch(*patterns: str) -> Path:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=list(patterns)))
+
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=["*.json", "*.safetensors"]))
+        folder = fetch("*.json", "*.safetensors")
+        return folder if any(folder.glob("*.safetensors")) else fetch("*.json", PICKLED)
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"{source!r} is neither a folder nor a hub repository that can be reached ({type(error).__name__}); "
@@ -49,16 +55,36 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder, from `model.safetensors` or the shards its index names, prefixes stripped."""
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        tensors |= _read_pickled(path) if path.name == PICKLED else _read_safetensors(path)
+    return {_plain_name(name): tensor for name, tensor in tensors.items()}
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    tensors: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        try:
-            tensors |= load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} cannot be read as safetensors ({error}); download it again") from error
-    return {_plain_name(name): tensor for name, tensor in tensors.items()}
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read as safetensors ({error}); download it again") from error
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
+    """Tensors of a pickled file; anything else in it is refused, not run."""
+    from pickle import UnpicklingError
+
+    import torch
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, OSError, EOFError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{path} cannot be read as plain tensors ({reason}); nothing else is loaded") from error
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise UserError(f"{path} is no flat table of tensors; only such files are read")
+    return found
 
 
 def tensor_names(folder: Path) -> list[str]:
@@ -67,6 +93,8 @@ def tensor_names(folder: Path) -> list[str]:
 
     names: list[str] = []
     for path in _weight_files(folder):
+        if path.name == PICKLED:
+            return list(read_tensors(folder))
         with safe_open(path, "pt") as file:
             names += map(_plain_name, file.keys())
     return names
@@ -78,7 +106,9 @@ def _weight_files(folder: Path) -> list[Path]:
         return [single]
     if index.is_file():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    raise UserError(f"{folder} holds neither model.safetensors nor its index; only safetensors are read")
+    if (folder / PICKLED).is_file():
+        return [folder / PICKLED]
+    raise UserError(f"{folder} holds neither model.safetensors nor its index, nor {PICKLED}; these are what is read")
 
 
 def _plain_name(name: str) -> str:

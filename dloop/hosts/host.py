@@ -60,13 +60,18 @@ class Segment:
 
 @dataclass(frozen=True)
 class TreeSegment(Segment):
-    """A segment of a host with draft trees; `grow` builds the host's own tree of so many nodes."""
+    """A segment of a host with draft trees; `grow` builds the host's own tree of so many nodes.
+
+    `counts_root` is for a host whose budgets include the node the segment hangs below.
+    """
 
     grow: Callable[[int], Nodes]
+    counts_root: bool = False
 
     def subtree(self, budget: int, whole_chain: bool = False) -> tuple[list[int], list[int]]:
         if budget == 0:
             return super().subtree(0)
+        budget -= self.counts_root
         nodes = self.grow(budget)
         if whole_chain:
             nodes = force_chain(nodes, self.chain, budget)

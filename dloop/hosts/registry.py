@@ -12,10 +12,11 @@ from dloop.hosts.checkpoint_files import read_config, read_tensors, resolve, ten
 from dloop.hosts.dflash import DFlashHost
 from dloop.hosts.domino import DominoHost
 from dloop.hosts.dspark import DSparkHost
+from dloop.hosts.eagle3.host import Eagle3Host
 from dloop.hosts.host import Host
 from dloop.hosts.mtp.gemma4 import Gemma4Host
 
-HOSTS: tuple[type[Host], ...] = (DominoHost, DSparkHost, DFlashHost, Gemma4Host)
+HOSTS: tuple[type[Host], ...] = (DominoHost, DSparkHost, DFlashHost, Eagle3Host, Gemma4Host)
 """Families in the order in which they are asked; the first that recognises a checkpoint has it."""
 
 

@@ -11,16 +11,19 @@ from dloop.cli import UserError
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """Resolved tree settings. Budgets are draft nodes a stage adds; 0 is the host's chain alone."""
+    """Resolved tree settings. Budgets are draft nodes a stage adds (EAGLE-3's first one counts the root too); 0 is the
+    host's chain alone."""
 
     tree_budget: int = 0
     stage_tree_budget: int = 0
     topk_k: int | None = None
-    """Most candidates a depth; None is no cap."""
+    """Most candidates a depth; None is no cap. EAGLE-3: prefixes a level expands and tokens tried behind each."""
     tree_width: int = 12
     """Nodes kept a depth."""
     tree_beta: float = -0.2
     """Length bonus a node of depth d is ranked with: beta x d."""
+    tree_depth: int = 7
+    """Levels drafted behind the first, in a chain too."""
 
 
 DARTREE_DEFAULTS: Mapping[str, Any] = {
@@ -33,6 +36,9 @@ DARTREE_DEFAULTS: Mapping[str, Any] = {
 
 LINEAR = TreeOptions()
 """Chains alone."""
+
+CHAIN_FLAGS = frozenset({"tree_depth"})
+"""Flags that shape a chain as well."""
 
 
 def resolve_tree(host: str, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> TreeOptions:
@@ -47,13 +53,19 @@ def resolve_tree(host: str, defaults: Mapping[str, Any], given: Mapping[str, Any
     budget = explicit.get("tree_budget", defaults.get("tree_budget", 0))
     if budget:
         return TreeOptions(**{**defaults, **explicit})
-    for name in explicit.keys() - {"tree_budget"}:
+    for name in explicit.keys() - {"tree_budget"} - CHAIN_FLAGS:
         raise UserError(f"{_flag(name)} has no effect without a tree; give --tree-budget too, or leave it out")
-    return LINEAR
+    return TreeOptions(**{name: value for name, value in {**defaults, **explicit}.items() if name in CHAIN_FLAGS})
 
 
 def _check_range(explicit: Mapping[str, Any]) -> None:
-    for name, least in (("tree_budget", 0), ("stage_tree_budget", 0), ("topk_k", 1), ("tree_width", 1)):
+    for name, least in (
+        ("tree_budget", 0),
+        ("stage_tree_budget", 0),
+        ("topk_k", 1),
+        ("tree_width", 1),
+        ("tree_depth", 1),
+    ):
         if explicit.get(name, least) < least:
             raise UserError(f"{_flag(name)} is {explicit[name]}; it must be at least {least}")
     if explicit.get("tree_beta", 0.0) > 0:

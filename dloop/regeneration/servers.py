@@ -61,17 +61,17 @@ class Patience:
     """Before the second try; doubled for each further one."""
     longest_pause: float = 30.0
     lost_before_suspension: int = 5
-    """Connection errors in a row after which a server is suspended."""
+    """Requests in a row without an answer, after which a server is suspended."""
     probe_interval: float = 30.0
     """Between two probes of a suspended server."""
 
 
 class Lost(Exception):
-    """No answer came: connection refused or cut, time ran out, or a gateway found nobody behind it."""
+    """No answer came: connection refused or cut, time ran out, nobody behind a gateway, or nonsense instead of one."""
 
 
 class Unwell(Exception):
-    """The server answered that it cannot (429, other 5xx), or answered nonsense."""
+    """The server answered that it cannot (429, other 5xx)."""
 
 
 class Refused(Exception):
@@ -160,14 +160,14 @@ class Server:
         except openai.APIStatusError as error:
             raise _meaning(error.status_code)(f"{self.address}: HTTP {error.status_code}: {error.message}") from error
         except (openai.APIError, ValueError) as error:
-            raise Unwell(f"{self.address}: not a chat completion ({_cause(error)})") from error
+            raise Lost(f"{self.address}: not a chat completion ({_cause(error)})") from error
         return self._read(reply)
 
     def _read(self, reply: Any) -> Answer:
         # The client checks no types, and hands out a reply that is not JSON as text.
         choices = getattr(reply, "choices", None)
         if not choices or getattr(choices[0], "message", None) is None:
-            raise Unwell(f"{self.address}: not a chat completion ({str(reply)[:80]!r})")
+            raise Lost(f"{self.address}: not a chat completion ({str(reply)[:80]!r})")
         message = choices[0].message
         thought = getattr(message, "reasoning_content", None)
         return Answer(message.content, thought, choices[0].finish_reason)

@@ -19,14 +19,14 @@ class StubServer:
     or one of CUT, GARBAGE, HTML in a tuple; None means the default answer. `bodies` are the requests so far.
     """
 
-    def __init__(self, behave=lambda body, number: None):
+    def __init__(self, behave=lambda body, number: None, port=0):
         self.behave = behave
         self.bodies = []
         self.dead = False
         self.refuse_probes = False
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"stub": self})
-        self._server = _Server(("127.0.0.1", 0), handler)
+        self._server = _Server(("127.0.0.1", port), handler)
         self.address = f"127.0.0.1:{self._server.server_port}"
 
     @property
@@ -59,6 +59,9 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     stub: StubServer
+
+    def do_GET(self):
+        self._send(200 if self.path == "/health" else 404, b"")
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

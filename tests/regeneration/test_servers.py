@@ -72,7 +72,7 @@ def test_trouble_that_may_pass_is_tried_three_times_more(trouble):
 
 @pytest.mark.parametrize(
     ("trouble", "kind"),
-    [(429, Unwell), (500, Unwell), (502, Lost), ((CUT,), Lost), ((GARBAGE,), Unwell), ((HTML,), Unwell)],
+    [(429, Unwell), (500, Unwell), (502, Lost), ((CUT,), Lost), ((GARBAGE,), Lost), ((HTML,), Lost)],
 )
 def test_trouble_that_stays_has_a_meaning(trouble, kind):
     with StubServer(lambda body, number: trouble) as stub:

@@ -59,11 +59,8 @@ def target_env(wildcards):
 
 
 def regeneration_env(wildcards):
-    return (
-        "../envs/sglang.yaml"
-        if plan["regenerate"]["servers"]
-        else target_env(wildcards)
-    )
+    on_servers = plan["regenerate"]["servers"] or plan["regenerate"]["launch_servers"]
+    return "../envs/sglang.yaml" if on_servers else target_env(wildcards)
 
 
 # Inputs: only what a rule makes; repositories and folders of somebody else are flags ---------------------------------
@@ -114,8 +111,15 @@ def regeneration_flags(wildcards):
 
 def servers(wildcards, resources):
     """Who answers does not change the answers; asking for `resources` keeps Snakemake from tracking it."""
-    addresses = " ".join(plan["regenerate"]["servers"])
-    return f"--server-address {addresses}" if addresses else ""
+    given = plan["regenerate"]
+    if given["launch_servers"]:
+        own = (
+            {"server_command": given["server_command"]}
+            if "server_command" in given
+            else {}
+        )
+        return command_line({"launch_servers": max(1, resources.gpu), **own})
+    return f"--server-address {' '.join(given['servers'])}" if given["servers"] else ""
 
 
 def training_flags(wildcards):

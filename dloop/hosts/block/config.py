@@ -63,7 +63,7 @@ def read_block_config(raw: dict[str, Any], *, first_draft_row: int) -> BlockConf
         kv_heads=int(raw.get("num_key_value_heads") or heads),
         head_dim=int(raw.get("head_dim") or raw["hidden_size"] // heads),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope_theta=_rope_theta(raw),
+        rope_theta=rope_theta(raw, default=1e6),
         attention_bias=bool(raw.get("attention_bias", False)),
         initializer_range=float(raw.get("initializer_range", 0.02)),
         block_size=int(need(raw, "block_size")),
@@ -107,7 +107,8 @@ def need(raw: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _rope_theta(raw: dict[str, Any]) -> float:
+def rope_theta(raw: Mapping[str, Any], default: float) -> float:
+    """The rotary base in either spelling of the library; scaled rotary positions are refused."""
     parameters = raw.get("rope_parameters") or {}
     scaling = raw.get("rope_scaling") or {}
     kind = parameters.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
@@ -119,7 +120,7 @@ def _rope_theta(raw: dict[str, Any]) -> float:
             f"config.json says rope_theta = {outer} at the top level and {inner} in rope_parameters; make them equal"
         )
     found = outer if inner is None else inner
-    return float(1e6 if found is None else found)
+    return float(default if found is None else found)
 
 
 def _refuse_unsupported(raw: dict[str, Any]) -> None:

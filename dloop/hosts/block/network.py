@@ -13,10 +13,10 @@ from collections.abc import Callable
 from enum import Enum
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dloop.hosts.block.config import BlockConfig
+from dloop.hosts.layers import GatedMLP, RMSNorm, rotary_tables, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B, H, Q, E], keys [B, G, K, E], values [B, G, K, E]) -> [B, H, Q, E]."""
@@ -39,32 +39,6 @@ class LoopState(Enum):
 
     def __init__(self, after_norm: bool, through_hidden_norm: bool, at_position: bool) -> None:
         self.after_norm, self.through_hidden_norm, self.at_position = after_norm, through_hidden_norm, at_position
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last axis, in float32 inside, weighted after the cast back (as Qwen3)."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps).to(x.dtype)
-
-
-def rotary_tables(positions_BK: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [B, 1, K, E] of the half-split rotary embedding, computed in float32."""
-    steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_BK.device)
-    angles = positions_BK.float()[..., None] * theta ** (-steps / head_dim)
-    angles = torch.cat((angles, angles), dim=-1)[:, None]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to [B, heads, K, E]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 class BlockAttention(nn.Module):
@@ -95,26 +69,13 @@ class BlockAttention(nn.Module):
         return self.o_proj(out_BHQE.transpose(1, 2).flatten(-2))
 
 
-class GatedMLP(nn.Module):
-    """silu(gate) * up, then down."""
-
-    def __init__(self, config: BlockConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class BlockLayer(nn.Module):
     """Pre-norm layer. Context rows are keys and values only: no input norm, no residual, never updated."""
 
     def __init__(self, config: BlockConfig, layer: int) -> None:
         super().__init__()
         self.self_attn = BlockAttention(config, layer)
-        self.mlp = GatedMLP(config)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
