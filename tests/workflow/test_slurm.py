@@ -17,18 +17,10 @@ SECONDS = 600
 """A chain that takes longer has hung; on two free cores it needs about a fifth of this."""
 TRAINED = "results/train/tiny/dflash/trained"
 
-FAILS_ONCE = """
-import runpy
-import sys
-from pathlib import Path
-
-first = Path("failed_once")
-if "1-of-2" in sys.argv and not first.exists():
-    first.touch()
-    sys.exit("this node is broken")
-sys.argv[0] = {real!r}
-runpy.run_path({real!r}, run_name="__main__")
-"""
+FAIL_ONCE = (
+    "test -e tried_{wildcards.scatteritem} || "
+    "{{ touch tried_{wildcards.scatteritem}; echo this node is broken > {log}; false; }}; "
+)
 
 
 def use_small_nodes(project):
@@ -46,15 +38,13 @@ def use_small_nodes(project):
 
 
 def let_the_first_shard_fail_once(project):
-    """A package in the project's folder with a regeneration that fails at first; the rest is the real one."""
-    import dloop
-    import dloop.regenerate
-
-    package = project.folder / "dloop"
-    package.mkdir()
-    path = [str(package), *dloop.__path__]
-    (package / "__init__.py").write_text(f"__path__ = {path!r}\n__version__ = {dloop.__version__!r}\n")
-    (package / "regenerate.py").write_text(FAILS_ONCE.format(real=dloop.regenerate.__file__))
+    """Put a stumbling block before the command of the copied rule; the second shard is past it already."""
+    rules = project.folder / "workflow/rules/regenerate.smk"
+    command = '"python -m dloop.regenerate --input-file-path'
+    text = rules.read_text(encoding="utf-8")
+    assert command in text
+    rules.write_text(text.replace(command, f'"{FAIL_ONCE}"\n        {command}', 1), encoding="utf-8")
+    (project.folder / "tried_2-of-2").touch()
 
 
 def hear_interrupts():
@@ -123,7 +113,7 @@ def test_the_chain_through_sbatch(project, tmp_path_factory, capsys):
         while queue():
             assert time.monotonic() < deadline, "a cancelled run leaves jobs behind"
             time.sleep(0.2)
-        assert (project.folder / "failed_once").exists(), "a shard failed, and was submitted again"
+        assert (project.folder / "tried_1-of-2").exists(), "a shard failed, and was submitted again"
         assert "this node is broken" in cancelled.output, "a failed job's log is shown"
         assert not (project.folder / TRAINED / "manifest.json").exists()
 
