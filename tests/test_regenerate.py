@@ -1,17 +1,19 @@
 """The command as a whole: accounting, exit codes, and runs that are killed and resumed."""
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from dloop.cli import UserError
 from dloop.regenerate import Options, main
 from dloop.regeneration.ledger import paths
-from tests.regeneration.stub_server import StubServer
+from tests.regeneration.stub_server import GARBAGE, StubServer
 from tests.regeneration.tiny_target import save_target
 
 LINES = 40
@@ -133,6 +135,90 @@ def test_a_run_on_servers_that_is_killed_twice_ends_with_the_rows_of_an_undistur
     codes = kill_at_request([17, 49], prompts, tmp_path / "killed.jsonl")
     assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert rows(tmp_path / "killed.jsonl") == rows(tmp_path / "calm.jsonl")
+
+
+def test_three_bad_servers_a_kill_and_two_resumes_leave_each_line_in_one_file(command, prompts, tmp_path):
+    """One server is slow, one dies in the middle, one answers garbage after its first answers."""
+    process, output = None, tmp_path / "out.jsonl"
+
+    def hesitate(body, number):
+        if number == 30:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.02)
+
+    def die(body, number):
+        dies.dead = number > 6
+
+    with (
+        StubServer(hesitate) as slow,
+        StubServer(die) as dies,
+        StubServer(lambda body, number: (GARBAGE,) if number > 4 else None) as raves,
+    ):
+        line = [*flags(prompts, output, concurrency=2), "--resume", "--server-address"]
+        line += [server.address for server in (slow, dies, raves)]
+        process = subprocess.Popen([sys.executable, "-m", "dloop.regenerate", *line])
+        assert process.wait(timeout=120) == -signal.SIGKILL
+        finished = len(rows(output))
+        assert 0 < finished < LINES
+        assert command(*line) == 0
+        again = len(slow.questions)
+        assert command(*line) == 0
+        assert len(slow.questions) == again, "the second resume finds nothing to do"
+    assert dies.dead
+    assert list(rows(output)) == list(range(LINES))
+    assert [line for line, row in rows(output).items() if row["status"] != "success"] == [5, 9]
+    for line, row in rows(output).items():
+        if row["status"] == "success":
+            answers = [turn["content"] for turn in row["conversations"] if turn["role"] == "assistant"]
+            assert answers == [f"answer {turn + 1} to question {line}.{turn}" for turn in range(1 + line % 3)]
+
+
+MEASURE_MEMORY = """
+import asyncio, sys
+from pathlib import Path
+from dloop.regenerate import Options, open_dialogues, settings
+from dloop.regeneration.dialogue import Answer
+from dloop.regeneration.dispatch import Dispatcher
+from dloop.regeneration.ledger import Ledger
+from dloop.regeneration.selection import select
+from dloop.regeneration.servers import Patience
+
+class Instant:
+    suspended, failed_probes, problem, address = False, 0, "", "here"
+    async def probe(self): pass
+    async def close(self): pass
+    async def answer(self, messages):
+        await asyncio.sleep(0)
+        return Answer("word " * 20, None, "stop")
+
+source, output = map(Path, sys.argv[1:])
+options = Options(model="m", input_file_path=source, output_file_path=output, server_address=("here",))
+selection = select(source)
+ledger = Ledger(output, selection, settings(options, selection))
+with ledger:
+    dialogues = open_dialogues(options, selection, ledger, print)
+    work = Dispatcher([Instant()], dialogues, lambda outcome: ledger.write([outcome]), Patience())
+    asyncio.run(work.run(64))
+ledger.tally.check(selection.count)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+MEGABYTES_OF_GROWTH = 8
+"""The rows take two hundred; what is held is a byte or two a row."""
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_two_hundred_thousand_rows(tmp_path):
+    peaks = []
+    for count in (2_000, 200_000):
+        source = tmp_path / f"{count}.jsonl"
+        row = json.dumps({"conversations": [{"from": "human", "value": "why " * 200}]}) + "\n"
+        with open(source, "w") as file:
+            file.writelines(itertools.repeat(row, count))
+        line = [sys.executable, "-c", MEASURE_MEMORY, source, tmp_path / f"out_{count}.jsonl"]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout) / 1024)
+    assert peaks[1] - peaks[0] < MEGABYTES_OF_GROWTH, peaks
 
 
 DIE_WHILE_WRITING = """
