@@ -14,7 +14,7 @@ def micro(values):
     values["demo"] = {
         "corpus": {"benchmark_prompts": 1, "heldout": 16, "prompts": 32, "conversations": 160},
         "tokenizer": {"conversations": 160},
-        "target": {"steps": 8, "batch_size": 4, "check_quality": False},
+        "targets": {"tiny": {"steps": 8, "batch_size": 4, "check_quality": False}},
     }
     values["regenerate"]["flags"] |= {"max_tokens": 24, "batch_size": 8}
     values["training"] |= {"max_length": 128, "batch_size": 4}
