@@ -84,23 +84,15 @@ def _check(options: Options) -> None:
 
 def describe(host: Host, source: str, raw: dict[str, Any], stored: torch.dtype) -> str:
     """Family, flavour, sizes, heads and tensors, a line each, of a draft that has loaded."""
-    config: Any = host.network.config
     tensors = host.network.state_dict()
-    heads = sorted({name.split(".")[0] for name in tensors} - {"fc", "hidden_norm", "layers", "norm"})
     lines = {
-        "host": f"{host.name}, written as {', '.join(raw.get('architectures') or ['an unnamed class'])}, "
-        f"fields {'in dflash_config' if raw.get('dflash_config') else 'at the top level'}",
-        "target": f"hidden size {config.hidden_size}, {config.num_target_layers} layers, vocabulary "
-        f"{config.vocab_size or 'not stated'}; features of layers {', '.join(map(str, config.target_layers))}",
-        "block": f"{config.block_size} rows, {config.stage_length} drafts a stage, mask token {config.mask_token_id}",
-        "network": f"{config.layers} layers, {config.heads} heads, {config.kv_heads} key/value heads of "
-        f"{config.head_dim}, rotary base {config.rope_theta:g}",
-        "heads": ", ".join(heads) or "none of its own",
+        "host": f"{host.name}, written as {', '.join(raw.get('architectures') or ['an unnamed class'])}",
+        **host.facts(),
         "tensors": f"{len(tensors)}, {sum(tensor.numel() for tensor in tensors.values()) / 1e6:.2f} M parameters, "
         f"{str(stored).removeprefix('torch.')}",
         "loads": "yes, strictly: no tensor is missing and none is left over",
     }
-    return "\n".join([source, *(f"  {name:<8} {text}" for name, text in lines.items())])
+    return "\n".join([source, *(f"  {name:<10} {text}" for name, text in lines.items())])
 
 
 def convert(host: Host, options: Options, dtype: torch.dtype) -> None:

@@ -210,6 +210,10 @@ class Host(ABC):
                     f"{flag} {getattr(options, name)} has no effect on {self.name}: {because}; leave it out"
                 )
 
+    def facts(self) -> dict[str, str]:
+        """What the draft is, in words a person reads: subject -> sentence."""
+        return {}
+
     @abstractmethod
     def save(self, folder: Path, dtype: torch.dtype) -> None:
         """Write `config.json` and `model.safetensors` into the existing `folder`, in the host's own format."""

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dloop.cli import UserError
 from dloop.data.loader import ConversationDataset, TrainingLoader, training_loader
 from dloop.data.preview import describe_sample
+from dloop.data.token_counts import supervised_counts
 from dloop.hosts.host import Host, ObjectiveOptions
 from dloop.hosts.registry import load_host, new_host, recognise, recognise_config
 from dloop.hosts.target_model import decoder, embedding, load_target
@@ -80,6 +81,8 @@ def build_trainer(
     check_target(options, target, dataset.encode.tokenizer)
     host = load_draft(options, checkpoint, dtype, world.device)
     host.check_target(target)
+    if checkpoint is None and options.draft_config is not None:
+        host.adopt_vocabulary(lambda token_ids: count_tokens(options, dataset, world, token_ids))
     made_here: dict[str, Any] = {"total_steps": plan.total_steps, "from_scratch": options.draft_config is not None}
     chosen = {
         field.name: getattr(options, field.name) for field in fields(ObjectiveOptions) if field.name not in made_here
@@ -124,7 +127,7 @@ def family_of(options: Options) -> type[Host]:
     family = recognise(source, options.draft_revision)
     if family.start_flag != start:
         given, right = ("--" + name.replace("_", "-") for name in (start, family.start_flag))
-        raise UserError(f"{given} {source} is a {family.name} draft: start from it with {right}")
+        raise UserError(f"{given} {source} belongs to {family.name}: start from it with {right}")
     return family
 
 
@@ -137,6 +140,18 @@ def load_draft(options: Options, checkpoint: Path | None, dtype: torch.dtype, de
         return load_host(source, dtype=dtype, device=device, revision=options.draft_revision)
     assert options.draft_config is not None
     return new_host(options.draft_config, seed=options.seed, dtype=dtype, device=device)
+
+
+def count_tokens(options: Options, dataset: ConversationDataset, world: World, token_ids: int) -> Tensor:
+    """How often each of `token_ids` ids is supervised in the training rows, counted by all processes together."""
+    counts = supervised_counts(
+        dataset,
+        token_ids,
+        rank=world.rank,
+        world_size=world.size,
+        num_workers=options.dataloader_num_workers,
+    )
+    return world.sums(counts)
 
 
 def check_target(options: Options, target: nn.Module, tokenizer: Any) -> None:

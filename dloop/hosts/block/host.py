@@ -84,6 +84,20 @@ class BlockHost(Host):
                 f"the draft's mask token {config.mask_token_id} lies outside the target's {rows} embedding rows"
             )
 
+    def facts(self) -> dict[str, str]:
+        config: BlockConfig = self.network.config
+        own = {name.split(".")[0] for name in self.network.state_dict()} - {"fc", "hidden_norm", "layers", "norm"}
+        return {
+            "fields": "in dflash_config" if self.raw.get("dflash_config") else "at the top level",
+            "target": f"hidden size {config.hidden_size}, {config.num_target_layers} layers, vocabulary "
+            f"{config.vocab_size or 'not stated'}; features of layers {', '.join(map(str, config.target_layers))}",
+            "block": f"{config.block_size} rows, {config.stage_length} drafts a stage, "
+            f"mask token {config.mask_token_id}",
+            "network": f"{config.layers} layers, {config.heads} heads, {config.kv_heads} key/value heads of "
+            f"{config.head_dim}, rotary base {config.rope_theta:g}",
+            "heads": ", ".join(sorted(own)) or "none of its own",
+        }
+
     def save(self, folder: Path, dtype: torch.dtype) -> None:
         name = str(dtype).removeprefix("torch.")
         tensors = {key: value.detach().to("cpu", dtype) for key, value in self.network.state_dict().items()}

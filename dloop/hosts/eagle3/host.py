@@ -28,6 +28,8 @@ from dloop.hosts.tree_options import LINEAR, TreeOptions
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from dloop.hosts.target_cache import TargetCache
+
 EMBEDDING = "embed_tokens.weight"
 LAYER = "midlayer."
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -100,6 +102,18 @@ class Eagle3Host(Host):
             ids = frequent_tokens(counts(config.vocab_size), config.draft_vocab_size).to(device)
             self.network.d2t, self.network.t2d = vocabulary_maps(ids, config.vocab_size)
 
+    def facts(self) -> dict[str, str]:
+        config = self.network.config
+        layers = config.target_layers
+        return {
+            "target": f"hidden size {config.target_hidden_size}, vocabulary {config.vocab_size}; features of "
+            + (f"layers {', '.join(map(str, layers))}" if layers else "three layers, by the target's depth"),
+            "vocabulary": f"{config.draft_vocab_size} tokens of its own",
+            "embedding": "its own" if hasattr(self.network, "embed_tokens") else "the target's",
+            "network": f"1 layer of {config.hidden_size}, {config.heads} heads, {config.kv_heads} key/value heads of "
+            f"{config.head_dim}, rotary base {config.rope_theta:g}",
+        }
+
     def save(self, folder: Path, dtype: torch.dtype) -> None:
         tensors = {
             name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
@@ -108,7 +122,9 @@ class Eagle3Host(Host):
         raw = {**self.raw, "architectures": [ARCHITECTURE], "torch_dtype": str(dtype).removeprefix("torch.")}
         write_checkpoint(folder, raw, tensors)
 
-    def drafter(self, target: PreTrainedModel, tree: TreeOptions = LINEAR) -> Eagle3Drafter:
+    def drafter(
+        self, target: PreTrainedModel, tree: TreeOptions = LINEAR, cache: TargetCache | None = None
+    ) -> Eagle3Drafter:
         self.check_target(target)
         return Eagle3Drafter(self.network, target, tree)
 
