@@ -1,6 +1,7 @@
 """The train stage from the command line to `final/`, on a tiny target with the real DFlash host."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,16 +10,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dloop.cli import UserError, parse
 from dloop.data.loader import epoch_order
+from dloop.data.token_counts import supervised_counts
 from dloop.hosts.registry import load_host
+from dloop.hosts.target_model import load_tokenizer
 from dloop.train import PATHS, WITHOUT_INFLUENCE, Options, check, resolve, train
+from dloop.training.assembly import open_dataset
 from dloop.training.checkpointing import checkpoints
 from dloop.training.distributed import World
 from dloop.training.trainer import Trainer
-from tests.training.tiny import conversation, write_config_of, write_conversations, write_draft_config, write_target
+from tests.training.tiny import (
+    VOCAB,
+    conversation,
+    write_config_of,
+    write_conversations,
+    write_draft_config,
+    write_eagle3_config,
+    write_target,
+)
 
 ALONE = World(device=torch.device("cpu"))
 ROOT = Path(__file__).parents[1]
@@ -71,6 +83,8 @@ def command_line(options: Options) -> list[str]:
     """The flags that say `options`, without those at their default."""
     flags = []
     for name, value in vars(options).items():
+        if isinstance(value, tuple):
+            value = ",".join(map(str, value))
         if value != getattr(Options, name, None):
             flags += ["--" + name.replace("_", "-"), str(value)]
     return flags
@@ -368,3 +382,91 @@ def test_two_ranks_of_dspark_equal_one_with_batch_two(recipe, tmp_path):
     ours, theirs = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("two", "one"))
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def unrolling(recipe, inputs) -> Options:
+    config = write_eagle3_config(inputs / "eagle3.json")
+    lengths = {"ttt_length_dist": (1, 2, 4), "num_anchors": None}
+    return replace(recipe, draft_config=str(config), **lengths)
+
+
+@pytest.fixture(scope="module")
+def unrolled(unrolling, tmp_path_factory) -> Path:
+    return run_here(unrolling, tmp_path_factory.mktemp("eagle3") / "run")
+
+
+class TestEagle3:
+    """The same trainer with a draft that unrolls."""
+
+    def test_learns_and_saves_what_loads_again(self, unrolled, inputs):
+        host = load_host(str(unrolled / "final"), dtype=torch.float32, device=ALONE.device)
+        assert host.name == manifest(unrolled)["host"] == "eagle3"
+        lines = [json.loads(line) for line in (unrolled / "metrics.jsonl").read_text().splitlines()]
+        assert lines[-1]["unroll/cross_entropy/1"] < lines[0]["unroll/cross_entropy/1"]
+        assert {"unroll/accuracy/1", "host/accepted_prefix"} <= set(lines[-1])
+        assert any("unroll/accuracy/4" in line for line in lines)
+
+    def test_its_vocabulary_is_what_the_data_supervises_most(self, unrolled, unrolling):
+        host = load_host(str(unrolled / "final"), dtype=torch.float32, device=ALONE.device)
+        dataset = open_dataset(unrolling, load_tokenizer(unrolling.target_model_path), ALONE)
+        counts = supervised_counts(dataset, VOCAB)
+        known = host.network.target_ids
+        assert len(known) == VOCAB // 4
+        unknown = torch.ones(VOCAB, dtype=torch.bool)
+        unknown[known] = False
+        assert counts[known].min() >= counts[unknown].max()
+
+    def test_after_a_kill_ends_in_the_same_draft(self, unrolling, unrolled, tmp_path):
+        folder = tmp_path / "run"
+        kill_after_step(replace(unrolling, output_dir=folder), 8)
+        assert draft_bytes(run_here(unrolling, folder)) == draft_bytes(unrolled)
+
+    def test_goes_on_from_a_checkpoint_whose_vocabulary_it_keeps(self, unrolling, unrolled, tmp_path):
+        spoilt = tmp_path / "start"
+        shutil.copytree(unrolled / "final", spoilt)
+        tensors = load_file(spoilt / "model.safetensors")
+        ids = torch.arange(VOCAB // 4) + 100
+        tensors["d2t"] = torch.full_like(tensors["d2t"], 100)
+        tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
+        save_file(tensors, spoilt / "model.safetensors")
+        start = {"draft_config": None, "ckpt_dir": str(spoilt), "learning_rate": 1e-9, "warmup_ratio": 0.0}
+        folder = run_here(unrolling, tmp_path / "run", max_steps=1, **start)
+        ours = load_file(folder / "final" / "model.safetensors")
+        assert ours.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-7)
+
+    def test_a_start_of_the_wrong_kind_is_refused(self, unrolling, unrolled, tmp_path):
+        wrong = replace(unrolling, draft_config=None, draft_init_path=str(unrolled / "final"))
+        with pytest.raises(UserError, match="belongs to eagle3: start from it with --ckpt-dir"):
+            run_here(wrong, tmp_path / "run")
+
+    def test_defaults_are_the_family_s_own(self, unrolling, recipe):
+        bare = {"learning_rate": None, "warmup_ratio": None, "max_grad_norm": None}
+        ours, theirs = (resolve(replace(options, **bare), ALONE) for options in (unrolling, recipe))
+        assert (ours.learning_rate, ours.warmup_ratio, ours.max_grad_norm) == (1e-4, 0.015, 0.5)
+        assert (theirs.learning_rate, theirs.warmup_ratio, theirs.max_grad_norm) == (6e-4, 0.04, 1.0)
+
+    def test_flags_of_block_drafters_are_refused(self, unrolling, tmp_path):
+        with pytest.raises(UserError, match="--num-anchors 4 has no effect on eagle3"):
+            run_here(unrolling, tmp_path / "run", num_anchors=4)
+
+    @pytest.mark.slow
+    def test_two_ranks_equal_one(self, unrolling, tmp_path):
+        options = replace(unrolling, batch_size=1, num_epochs=1)
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "dloop.train"]
+        two = command_line(replace(options, output_dir=tmp_path / "two"))
+        done = subprocess.run([sys.executable, *command, *two], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        run_here(options, tmp_path / "one")
+        ours, theirs = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("two", "one"))
+        for name in theirs:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
+        lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("two", "one")]
+        for here, there in zip(*lines, strict=True):
+            here, there = json.loads(here), json.loads(there)
+            names = [name for name in there if name.startswith(("unroll/", "host/"))]
+            assert {name: here[name] for name in names} == pytest.approx(
+                {n: there[n] for n in names}, rel=1e-3, abs=1e-3
+            )
