@@ -19,3 +19,13 @@ def pytest_configure(config):
 @pytest.fixture(scope="session")
 def golden():
     return GOLDEN
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How long the tests on a real SLURM took, or why they did not run: its daemons are not everywhere."""
+    for outcome in ("passed", "failed", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            if "test_slurm.py" in report.nodeid and report.when == "call":
+                why = f": {report.longrepr[2]}" if outcome == "skipped" else ""
+                test = report.nodeid.split("::")[-1]
+                terminalreporter.write_line(f"on SLURM, {test} {outcome} after {report.duration:.0f} s{why}")

@@ -1,6 +1,7 @@
 """The workflow through a real SLURM: `sbatch`, two nodes, a job that fails, a run that is cancelled."""
 
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import yaml
 
 from dloop.config import Configuration, command_line
 from tests.workflow.slurm_cluster import cluster, queue
+from tests.workflow.stand_in_conda import stand_in_conda
 from tests.workflow.test_chain import micro
+from tests.workflow.test_conda import assert_each_in_its_own, two_environments
 
 SECONDS = 600
 """A chain that takes longer has hung; on two free cores it needs about a fifth of this."""
@@ -55,12 +58,17 @@ def hear_interrupts():
 class Run:
     """Snakemake on the cluster, in the background."""
 
-    def __init__(self, project, *arguments):
+    def __init__(self, project, *arguments, environment=None):
         self._output = project.folder / "snakemake.out"
         command = [sys.executable, "-m", "snakemake", "--profile", "slurm", *arguments]
         with open(self._output, "w") as output:
             self._process = subprocess.Popen(
-                command, cwd=project.folder, stdout=output, stderr=subprocess.STDOUT, preexec_fn=hear_interrupts
+                command,
+                cwd=project.folder,
+                env=os.environ | (environment or {}),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=hear_interrupts,
             )
 
     @property
@@ -98,8 +106,7 @@ def train_here(project, values, folder):
 
 
 @pytest.mark.slow
-def test_the_chain_through_sbatch(project, tmp_path_factory, capsys):
-    began = time.monotonic()
+def test_the_chain_through_sbatch(project, tmp_path_factory):
     values = micro(project.configuration("demo.yaml")) | {"control": False, "tables": {}}
     values["settings"]["dflash"] = {name: values["settings"]["dflash"][name] for name in ("released", "dloop")}
     project.write(values)
@@ -123,5 +130,14 @@ def test_the_chain_through_sbatch(project, tmp_path_factory, capsys):
         assert log.read_text().count("--output-dir") == 1, "of two processes one speaks"
     assert "DFlash" in (project.folder / "results/tables/cpu/overview.md").read_text()
     assert digest(train_here(project, values, "trained_here")) == digest(project.folder / TRAINED / "final")
-    with capsys.disabled():
-        print(f"\n[the chain through SLURM: {time.monotonic() - began:.0f} s]")
+
+
+@pytest.mark.slow
+def test_jobs_run_in_the_environment_of_their_rule(project, tmp_path_factory):
+    use_small_nodes(project)
+    files = two_environments(project)
+    path = stand_in_conda(tmp_path_factory.mktemp("conda"))
+    with cluster(tmp_path_factory.mktemp("slurm")):
+        run = Run(project, *files.values(), environment={"PATH": path})
+        assert run.wait() == 0, run.output + project.logs()
+    assert_each_in_its_own(project, files)
