@@ -20,10 +20,7 @@ SECONDS = 600
 """A chain that takes longer has hung; on two free cores it needs about a fifth of this."""
 TRAINED = "results/train/tiny/dflash/trained"
 
-FAIL_ONCE = (
-    "test -e tried_{wildcards.scatteritem} || "
-    "{{ touch tried_{wildcards.scatteritem}; echo this node is broken > {log}; false; }}; "
-)
+FAIL_ONCE = "test -e tried || {{ touch tried; echo this node is broken > {log}; false; }}; "
 
 
 def use_small_nodes(project):
@@ -40,14 +37,13 @@ def use_small_nodes(project):
     path.write_text(yaml.safe_dump(profile), encoding="utf-8")
 
 
-def let_the_first_shard_fail_once(project):
-    """Put a stumbling block before the command of the copied rule; the second shard is past it already."""
-    rules = project.folder / "workflow/rules/regenerate.smk"
-    command = '"python -m dloop.regenerate --input-file-path'
-    text = rules.read_text(encoding="utf-8")
+def let_the_prompts_fail_once(project):
+    """Put a stumbling block before the command of the copied rule."""
+    rule = project.folder / "workflow/rules/prompts.smk"
+    command = '"python -m dloop.prompts'
+    text = rule.read_text(encoding="utf-8")
     assert command in text
-    rules.write_text(text.replace(command, f'"{FAIL_ONCE}"\n        {command}', 1), encoding="utf-8")
-    (project.folder / "tried_2-of-2").touch()
+    rule.write_text(text.replace(command, f'"{FAIL_ONCE}"\n        {command}'), encoding="utf-8")
 
 
 def hear_interrupts():
@@ -111,7 +107,7 @@ def test_the_chain_through_sbatch(project, tmp_path_factory):
     values["settings"]["dflash"] = {name: values["settings"]["dflash"][name] for name in ("released", "dloop")}
     project.write(values)
     use_small_nodes(project)
-    let_the_first_shard_fail_once(project)
+    let_the_prompts_fail_once(project)
     with cluster(tmp_path_factory.mktemp("slurm")):
         log = project.folder / "logs/train/tiny/dflash/trained.log"
         cancelled = Run(project, "all_tables")
@@ -120,8 +116,9 @@ def test_the_chain_through_sbatch(project, tmp_path_factory):
         while queue():
             assert time.monotonic() < deadline, "a cancelled run leaves jobs behind"
             time.sleep(0.2)
-        assert (project.folder / "tried_1-of-2").exists(), "a shard failed, and was submitted again"
+        assert (project.folder / "tried").exists()
         assert "this node is broken" in cancelled.output, "a failed job's log is shown"
+        assert (project.folder / "results/prompts/demo.jsonl").exists(), "and the job is submitted again"
         assert not (project.folder / TRAINED / "manifest.json").exists()
 
         finished = Run(project, "all_tables")
