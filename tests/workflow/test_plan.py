@@ -45,6 +45,17 @@ def test_the_demo_is_one_job_a_setting(project):
     assert planned["tiny_target"] == planned["corpus"] == planned["tokenizer"] == 1
 
 
+def test_every_host_is_laid_over_the_demo(project):
+    demo = project.planned("--configfile", "config/demo.yaml")
+    everything = project.planned("--configfile", "config/demo.yaml", "config/demo-all.yaml")
+    own, added = project.configuration("demo.yaml"), project.configuration("demo-all.yaml")
+    rows = sum(len(host) for host in own["settings"].values()) + sum(len(host) for host in added["settings"].values())
+    assert everything["evaluate"] == rows
+    assert everything["corpus"] == everything["tokenizer"] == 1
+    assert everything["train"] > demo["train"]
+    assert own["hosts"].keys() | added["hosts"].keys() == project.configuration()["hosts"].keys()
+
+
 def test_one_result_by_its_path(project):
     path = "results/eval/h100-80gb/qwen3-4b/dflash/dloop/published/gsm8k.json"
     assert project.planned(path) == {"conditions": 1, "baseline": 1, "evaluate": 1}
