@@ -53,20 +53,25 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, from `model.safetensors` or the shards its index names, prefixes stripped."""
+def read_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Tensors of a folder, from `model.safetensors` or the shards its index names, prefixes of trainers stripped.
+
+    Only those whose names then begin with `prefix`; of a safetensors file no other is read.
+    """
     tensors: dict[str, Tensor] = {}
     for path in _weight_files(folder):
-        tensors |= _read_pickled(path) if path.name == PICKLED else _read_safetensors(path)
-    return {_plain_name(name): tensor for name, tensor in tensors.items()}
+        tensors |= _read_pickled(path) if path.name == PICKLED else _read_safetensors(path, prefix)
+    plain = {_plain_name(name): tensor for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in plain.items() if name.startswith(prefix)}
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _read_safetensors(path: Path, prefix: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if _plain_name(name).startswith(prefix)]  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read as safetensors ({error}); download it again") from error
 

@@ -166,6 +166,8 @@ class Host(ABC):
         {"learning_rate": 6e-4, "warmup_ratio": 0.04, "max_grad_norm": 1.0}
     )
     """What the trainer does where the command line leaves it open."""
+    tensor_prefix: ClassVar[str] = ""
+    """What the names of the draft's tensors begin with, where a checkpoint holds others beside them."""
     network: nn.Module
     """The trainable draft."""
     taps: tuple[str, ...]

@@ -15,8 +15,9 @@ from dloop.hosts.dspark import DSparkHost
 from dloop.hosts.eagle3.host import Eagle3Host
 from dloop.hosts.host import Host
 from dloop.hosts.mtp.gemma4 import Gemma4Host
+from dloop.hosts.mtp.qwen35 import Qwen35Host
 
-HOSTS: tuple[type[Host], ...] = (DominoHost, DSparkHost, DFlashHost, Eagle3Host, Gemma4Host)
+HOSTS: tuple[type[Host], ...] = (DominoHost, DSparkHost, DFlashHost, Eagle3Host, Gemma4Host, Qwen35Host)
 """Families in the order in which they are asked; the first that recognises a checkpoint has it."""
 
 
@@ -27,9 +28,10 @@ def load_host(source: str, *, dtype: torch.dtype, device: torch.device, revision
 
 
 def read_checkpoint(source: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Configuration and tensors of a folder or hub repository, as they are written there."""
+    """Configuration and tensors of the draft in a folder or hub repository, as they are written there."""
     folder = resolve(source, revision)
-    return read_config(folder), read_tensors(folder)
+    config = read_config(folder)
+    return config, read_tensors(folder, _family(config, tensor_names(folder), source).tensor_prefix)
 
 
 def recognise(source: str, revision: str | None = None) -> type[Host]:

@@ -24,6 +24,8 @@ class TreeOptions:
     """Length bonus a node of depth d is ranked with: beta x d."""
     tree_depth: int = 7
     """Levels drafted behind the first, in a chain too."""
+    mtp_k: int | None = None
+    """Tokens a stage of a multi-token-prediction head drafts; None is the head's default."""
 
 
 DARTREE_DEFAULTS: Mapping[str, Any] = {
@@ -37,7 +39,7 @@ DARTREE_DEFAULTS: Mapping[str, Any] = {
 LINEAR = TreeOptions()
 """Chains alone."""
 
-CHAIN_FLAGS = frozenset({"tree_depth"})
+CHAIN_FLAGS = frozenset({"tree_depth", "mtp_k"})
 """Flags that shape a chain as well."""
 
 
@@ -65,6 +67,7 @@ def _check_range(explicit: Mapping[str, Any]) -> None:
         ("topk_k", 1),
         ("tree_width", 1),
         ("tree_depth", 1),
+        ("mtp_k", 1),
     ):
         if explicit.get(name, least) < least:
             raise UserError(f"{_flag(name)} is {explicit[name]}; it must be at least {least}")
