@@ -33,7 +33,8 @@ class Options:
     """Benchmark names (gsm8k math500 aime25 humaneval mbpp livecodebench mt-bench alpaca) or JSONL files whose rows
     hold `turns` or `prompt_ids`."""
     draft_model: str | None = None
-    """Draft: folder or hub repository. Its family is recognised from its files."""
+    """Draft: folder or hub repository. Its family is recognised from its files. `mtp`: the multi-token-prediction head
+    inside the target's own checkpoint (Qwen3.5)."""
     baseline: bool = False
     """Measure autoregressive decoding instead of a draft."""
     output: tuple[Path, ...] = ()
@@ -57,6 +58,8 @@ class Options:
     """DSpark and Domino tree: length bonus, at most 0; default: -0.2."""
     tree_depth: int | None = None
     """EAGLE-3: levels drafted behind the first; default: 7, so that chains have 8 tokens."""
+    mtp_k: int | None = None
+    """Multi-token prediction: tokens a stage drafts. Default: 3 for Qwen3.5's head, 6 for Gemma 4's assistant."""
     max_new_tokens: int = 2048
     """New tokens a response may have."""
     max_samples: int | None = None
@@ -110,7 +113,7 @@ class Options:
             ) from None
 
 
-_TREE = ("tree_budget", "stage_tree_budget", "topk_k", "tree_width", "tree_beta", "tree_depth")
+_TREE = ("tree_budget", "stage_tree_budget", "topk_k", "tree_width", "tree_beta", "tree_depth", "mtp_k")
 DRAFTING = ("loop_gate", "max_extra_stages", *_TREE)
 """Options that only a draft has use for."""
 _RESOLVED_LATER = {"dtype", "stop_token_ids", *_TREE}
@@ -182,6 +185,7 @@ def _default_output(options: Options, dataset: str) -> Path:
         marks = {"gate": options.loop_gate if options.loop_gate != 1.0 else None, "tb": options.tree_budget}
         marks |= {"stb": options.stage_tree_budget, "k": options.topk_k}
         marks |= {"w": options.tree_width, "beta": options.tree_beta, "d": options.tree_depth}
+        marks |= {"mtp": options.mtp_k}
         setting = slug(options.draft_model) + "".join(
             f"__{mark}{value:g}" for mark, value in marks.items() if value is not None
         )

@@ -32,7 +32,10 @@ class Options:
     draft_init_path: str | None = None
     """Start from this DFlash, DSpark or Domino draft: a folder or a hub repository."""
     ckpt_dir: str | None = None
-    """Start from this EAGLE-3 draft: a folder or a hub repository."""
+    """Start from this EAGLE-3 draft, Gemma 4 assistant or Qwen3.5 head: a folder or a hub repository."""
+    mtp: Literal["qwen3.5", "gemma4"] | None = None
+    """Train for multi-token prediction. `qwen3.5` starts from the head in the target's checkpoint unless --ckpt-dir
+    names another one; `gemma4` needs --ckpt-dir, the assistant. With --draft-config, from scratch."""
     draft_config: str | None = None
     """Start from scratch: a `config.json` (or a folder with one) that describes the draft."""
     revision: str | None = None
@@ -68,11 +71,11 @@ class Options:
     global_batch_size: int | None = None
     """Rows an optimizer step, over all processes; default: processes x batch size."""
     learning_rate: float | None = None
-    """Peak of the schedule: linear warm-up, then a cosine to 0. Default: 6e-4; EAGLE-3: 1e-4."""
+    """Peak of the schedule: linear warm-up, then a cosine to 0. Default: 6e-4; EAGLE-3, MTP: 1e-4."""
     warmup_ratio: float | None = None
-    """Share of the steps that warm up. Default: 0.04; EAGLE-3: 0.015."""
+    """Share of the steps that warm up. Default: 0.04; EAGLE-3, MTP: 0.015."""
     max_grad_norm: float | None = None
-    """Gradients are clipped to this norm. Default: 1.0; EAGLE-3: 0.5."""
+    """Gradients are clipped to this norm. Default: 1.0; EAGLE-3, MTP: 0.5."""
     seed: int = 42
     """Of everything random but the order of the rows."""
 
@@ -89,7 +92,8 @@ class Options:
     lambda_base_decay_ratio: float | None = None
     """Domino: part of the run over which that share falls to 0; default: 0.5."""
     ttt_length_dist: CommaInts | None = None
-    """EAGLE-3: lengths of the unroll, one drawn a step; one length alone is the host's own objective. Default: 7."""
+    """EAGLE-3 and multi-token prediction: lengths of the unroll, one drawn a step; one length alone is the host's own
+    objective. Default: 7; Qwen3.5: 3,6,9; Gemma 4: 6,12,18."""
     position_offset_max: int = 0
     """Shift each row's rotary positions by up to this minus its length; 0: never."""
     remember_target_states: bool = False
@@ -138,10 +142,12 @@ def main() -> None:
 
 def check(options: Options) -> None:
     """Refuse what no run can be made of, before anything is loaded."""
-    if sum(getattr(options, name) is not None for name in ("draft_init_path", "ckpt_dir", "draft_config")) != 1:
+    starts = sum(getattr(options, name) is not None for name in ("draft_init_path", "ckpt_dir", "draft_config"))
+    if starts + (options.mtp == "qwen3.5" and not starts) != 1:
         raise UserError(
-            "give exactly one start: --draft-init-path (a block drafter), --ckpt-dir (an EAGLE-3 draft) or "
-            "--draft-config (any draft, from scratch)"
+            "give exactly one start: --draft-init-path (a block drafter), --ckpt-dir (an EAGLE-3 draft, a Gemma 4 "
+            "assistant or a Qwen3.5 head), --mtp qwen3.5 (the head in the target) or --draft-config (any draft, from "
+            "scratch)"
         )
     if options.target_model_backend != "hf":
         raise UserError(

@@ -127,6 +127,45 @@ def test_golden_tree_generation_through_the_command(golden, tmp_path, budget):
         assert response["acceptance_lengths"] == case["runs"][budget]["acceptance_lengths"]
 
 
+@pytest.mark.parametrize("trace", ["released_k3", "loop_k3_g-0.5"])
+def test_golden_multi_token_prediction_through_the_command(golden, tmp_path, trace):
+    """The head comes out of the target's own checkpoint."""
+    traces = json.loads((golden / "mtp_qwen35/traces.json").read_text())
+    prompts, base, out = tmp_path / "ids.jsonl", tmp_path / "base.json", tmp_path / "out.json"
+    prompts.write_text("".join(json.dumps({"prompt_ids": entry["prompt"]}) + "\n" for entry in traces))
+    common = [
+        *("--model", golden / "mtp_qwen35/checkpoint", "--dataset", prompts, "--dtype", "float32", "--device", "cpu"),
+        *("--warmup-runs", 0, "--max-new-tokens", 96, "--stop-token-ids", "none"),
+    ]
+    run(*common, "--baseline", "--output", base)
+    loop = [] if trace == "released_k3" else ["--loop-gate", -0.5, "--max-extra-stages", 7]
+    draft = ["--draft-model", "mtp", "--baseline-result", base, "--require-lossless", *loop]
+    run(*common, *draft, "--output", out)
+    result = json.loads(out.read_text())
+    assert (result["host"], result["config"]["mtp_k"]) == ("mtp", 3)
+    for response, entry in zip(result["responses"], traces, strict=True):
+        rounds = entry[trace]
+        assert response["output_ids"][:72] == entry["greedy"]
+        assert response["acceptance_lengths"][: len(rounds)] == [r["accepted"] + 1 for r in rounds]
+        assert response["extra_stages"][: len(rounds)] == [r["stages"] - 1 for r in rounds]
+        for ours, theirs in zip(response["gate_sums"], rounds, strict=False):
+            assert ours == pytest.approx(theirs["stage_sums"], abs=2e-3)
+
+
+def test_a_stage_of_another_length_and_what_has_no_effect(golden, tmp_path):
+    (tmp_path / "ids.jsonl").write_text(json.dumps({"prompt_ids": [64, 71, 36]}))
+    common = [
+        *("--model", golden / "mtp_qwen35/checkpoint", "--draft-model", "mtp", "--dataset", tmp_path / "ids.jsonl"),
+        *("--dtype", "float32", "--device", "cpu", "--warmup-runs", 0, "--max-new-tokens", 12),
+        *("--stop-token-ids", "none", "--output", tmp_path / "out.json"),
+    ]
+    assert "--tree-budget has no effect on mtp drafts" in refused(*common, "--tree-budget", 8)
+    assert "--mtp-k is 0; it must be at least 1" in refused(*common, "--mtp-k", 0)
+    run(*common, "--mtp-k", 2)
+    (response,) = records(tmp_path / "out.json")
+    assert {length for lengths in response["stage_lengths"] for length in lengths} == {2}
+
+
 def test_audit_speedup_and_a_second_call_that_does_nothing(common, draft, baseline, tmp_path, capsys):
     out = tmp_path / "result.json"
     arguments = [

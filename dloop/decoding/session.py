@@ -20,7 +20,7 @@ from dloop.decoding.gate import Gate
 from dloop.decoding.loop import Settings, SilentDrafter
 from dloop.decoding.target import Target
 from dloop.hosts.host import Host
-from dloop.hosts.registry import load_host
+from dloop.hosts.registry import INSIDE_TARGET, load_host
 from dloop.hosts.target_model import DTYPES, load_target, load_tokenizer, stop_tokens
 from dloop.hosts.tree_options import CHAIN_FLAGS, FLAGS, LINEAR, TreeOptions, resolve_tree
 from dloop.results.metrics import compare_settings, summarise
@@ -61,14 +61,12 @@ class Session:
         self.evaluator.warm_up(benchmarks[0].prompts[0], options.warmup_runs)
 
     def _load_draft(self) -> Host | None:
-        if self.options.draft_model is None:
+        source, revision = self.options.draft_model, self.options.draft_revision
+        if source is None:
             return None
-        host = load_host(
-            self.options.draft_model,
-            dtype=DTYPES[self.dtype],
-            device=self.world.device,
-            revision=self.options.draft_revision,
-        )
+        if source == INSIDE_TARGET:
+            source, revision = self.options.model, self.options.revision
+        host = load_host(source, dtype=DTYPES[self.dtype], device=self.world.device, revision=revision)
         host.check_target(self.model)
         host.network.eval().requires_grad_(False)
         return host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ from dloop.hosts.mtp.qwen35 import Qwen35Host
 
 HOSTS: tuple[type[Host], ...] = (DominoHost, DSparkHost, DFlashHost, Eagle3Host, Gemma4Host, Qwen35Host)
 """Families in the order in which they are asked; the first that recognises a checkpoint has it."""
+
+MTP: Mapping[str, type[Host]] = {"qwen3.5": Qwen35Host, "gemma4": Gemma4Host}
+"""The families of multi-token prediction, by the name of their target."""
+
+INSIDE_TARGET = "mtp"
+"""What stands for the draft that lies in the target's own checkpoint."""
 
 
 def load_host(source: str, *, dtype: torch.dtype, device: torch.device, revision: str | None = None) -> Host:

@@ -17,7 +17,7 @@ from dloop.data.loader import ConversationDataset, TrainingLoader, training_load
 from dloop.data.preview import describe_sample
 from dloop.data.token_counts import supervised_counts
 from dloop.hosts.host import Host, ObjectiveOptions
-from dloop.hosts.registry import load_host, new_host, recognise, recognise_config
+from dloop.hosts.registry import MTP, load_host, new_host, recognise, recognise_config
 from dloop.hosts.target_model import decoder, embedding, load_target
 from dloop.training.distributed import World
 from dloop.training.optimizer import MasterAdamW
@@ -120,26 +120,37 @@ def build_trainer(
 
 def family_of(options: Options) -> type[Host]:
     """The family of the draft that the command line names; a start of another family's is refused."""
-    if options.draft_config is not None:
-        return recognise_config(options.draft_config)
-    start = "draft_init_path" if options.draft_init_path is not None else "ckpt_dir"
-    source = getattr(options, start)
-    family = recognise(source, options.draft_revision)
-    if family.start_flag != start:
-        given, right = ("--" + name.replace("_", "-") for name in (start, family.start_flag))
-        raise UserError(f"{given} {source} belongs to {family.name}: start from it with {right}")
+    source, revision = start_of(options)
+    family = recognise_config(source) if options.draft_config is not None else recognise(source, revision)
+    if options.mtp is not None and family is not MTP[options.mtp]:
+        raise UserError(
+            f"--mtp {options.mtp}: {source} is a {family.name} draft of another kind; leave one of both out"
+        )
+    given = next((name for name in ("draft_init_path", "ckpt_dir") if getattr(options, name) is not None), None)
+    if given not in (None, family.start_flag):
+        wrong, right = ("--" + str(name).replace("_", "-") for name in (given, family.start_flag))
+        raise UserError(f"{wrong} {source} belongs to {family.name}: start from it with {right}")
     return family
+
+
+def start_of(options: Options) -> tuple[str, str | None]:
+    """Where the draft to start from, or its configuration, lies: the name and its revision."""
+    if options.draft_config is not None:
+        return options.draft_config, None
+    source = options.draft_init_path or options.ckpt_dir
+    if source is not None:
+        return source, options.draft_revision
+    return options.target_model_path, options.revision
 
 
 def load_draft(options: Options, checkpoint: Path | None, dtype: torch.dtype, device: torch.device) -> Host:
     """The draft to train: the checkpoint to go on from, else the start the command line names."""
     if checkpoint is not None:
         return load_host(str(checkpoint), dtype=dtype, device=device)
-    source = options.draft_init_path or options.ckpt_dir
-    if source is not None:
-        return load_host(source, dtype=dtype, device=device, revision=options.draft_revision)
-    assert options.draft_config is not None
-    return new_host(options.draft_config, seed=options.seed, dtype=dtype, device=device)
+    source, revision = start_of(options)
+    if options.draft_config is not None:
+        return new_host(source, seed=options.seed, dtype=dtype, device=device)
+    return load_host(source, dtype=dtype, device=device, revision=revision)
 
 
 def count_tokens(options: Options, dataset: ConversationDataset, world: World, token_ids: int) -> Tensor:

@@ -45,7 +45,7 @@ class Gemma4Host(Host):
     """One assistant with its checkpoint."""
 
     name: ClassVar[str] = "mtp-gemma4"
-    tree_defaults: ClassVar[Mapping[str, Any]] = {}
+    tree_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"mtp_k": DRAFTS_A_STAGE})
     start_flag: ClassVar[str] = "ckpt_dir"
     training_defaults: ClassVar[Mapping[str, float]] = MappingProxyType(
         {"learning_rate": 1e-4, "warmup_ratio": 0.015, "max_grad_norm": 0.5}
@@ -120,7 +120,7 @@ class Gemma4Host(Host):
     def drafter(self, target: PreTrainedModel, tree: TreeOptions = LINEAR, cache: TargetCache | None = None) -> Drafter:
         self.check_target(target)
         assert cache is not None, "the assistant attends the target's own keys and values"
-        return Gemma4Drafter(self.network, target, cache, DRAFTS_A_STAGE)
+        return Gemma4Drafter(self.network, target, cache, tree.mtp_k or DRAFTS_A_STAGE)
 
     def objective(self, target: PreTrainedModel, options: ObjectiveOptions) -> Objective:
         self.check_target(target)

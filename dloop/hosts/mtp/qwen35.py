@@ -38,7 +38,7 @@ class Qwen35Host(Host):
 
     name: ClassVar[str] = "mtp"
     tree_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"mtp_k": 3})
-    start_flag: ClassVar[str] = "mtp"
+    start_flag: ClassVar[str] = "ckpt_dir"
     training_defaults: ClassVar[Mapping[str, float]] = MappingProxyType(
         {"learning_rate": 1e-4, "warmup_ratio": 0.015, "max_grad_norm": 0.5}
     )
@@ -85,6 +85,16 @@ class Qwen35Host(Host):
                     f"the head was made for a target with {what} {ours}, this target has {theirs}; "
                     "choose the target that it was trained on"
                 )
+
+    def facts(self) -> dict[str, str]:
+        config = self.network.config
+        return {
+            "target": f"hidden size {config.hidden_size}, vocabulary {config.vocab_size}; its final norm, embedding "
+            "and head",
+            "drafts": f"{self.tree_defaults['mtp_k']} a stage, unless --mtp-k says otherwise",
+            "network": f"1 layer, {config.heads} heads, {config.kv_heads} key/value heads of {config.head_dim}, "
+            f"{config.rotary_dim} of them rotated, rotary base {config.rope_theta:g}",
+        }
 
     def save(self, folder: Path, dtype: torch.dtype) -> None:
         state = self.network.state_dict()
