@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from dloop import checkpoint
 from dloop.cli import UserError
 from dloop.hosts.host import ObjectiveOptions
 from dloop.hosts.mtp.qwen35 import Qwen35Host
@@ -163,3 +164,11 @@ def test_options_of_block_drafters_are_refused(source, head):
     target = load_target(str(source), dtype=torch.float32, device=CPU)
     with pytest.raises(UserError, match="--dloop-max-stage 2 has no effect on mtp"):
         head.objective(target, ObjectiveOptions(dloop_max_stage=2))
+
+
+def test_the_checkpoint_tool_describes_it(source, capsys):
+    checkpoint.main([str(source)])
+    said = capsys.readouterr().out
+    assert "mtp, written as Qwen3_5ForConditionalGeneration" in said
+    assert "hidden size 48, vocabulary 96" in said
+    assert "15, 0.04 M parameters, float32" in said
