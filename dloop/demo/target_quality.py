@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from dloop.demo.target_training import Row, answer_logits, padded
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
 
 CODE_DOMAINS = ("humaneval", "mbpp", "livecodebench")
 MOST_LOSS = 0.1
@@ -52,7 +52,7 @@ def total(parts: Sequence[Quality]) -> Quality:
 
 
 @torch.inference_mode()
-def measure(model: Qwen3ForCausalLM, rows: Sequence[Row]) -> dict[str, Quality]:
+def measure(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Quality]:
     """Quality by domain; a conversation of two turns counts as one answer."""
     model.eval()
     qualities: dict[str, Quality] = {}

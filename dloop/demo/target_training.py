@@ -1,4 +1,4 @@
-"""How the demo's target learns: tokenised conversations in, a trained `Qwen3ForCausalLM` out.
+"""How the demo's target learns: tokenised conversations in, a trained target out.
 
 Only answers carry loss, and the head sees only their rows. Conversations of similar length share a batch, so that
 little is padding. A batch is a function of the step, so that a run goes on after a kill with the same result. Knows no
@@ -23,10 +23,11 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from dloop.cli import UserError
+from dloop.hosts.target_model import decoder, head
 from dloop.results.atomic import write_bytes
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
 
 WARMUP_STEPS = 50
 LAST_RATE = 0.05
@@ -46,8 +47,9 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a training run's result depends on, besides rows and architecture."""
+    """What a training run's result depends on, besides the rows."""
 
+    architecture: str
     steps: int
     batch_size: int
     muon_rate: float
@@ -65,31 +67,6 @@ class Progress:
     tokens: int = 0
     cpu_seconds: float = 0.0
     losses: list[tuple[int, float]] = field(default_factory=list)
-
-
-def new_target(vocabulary: int, *, eos: int, pad: int, seed: int) -> Qwen3ForCausalLM:
-    """The untrained target in float32: 8 layers of 128, 1.5 M parameters."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=128,
-        # Wide heads and a narrow MLP: copying words of the question is the skill that takes longest.
-        intermediate_size=192,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        initializer_range=0.04,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=eos,
-        pad_token_id=pad,
-    )
-    return Qwen3ForCausalLM(config).float()
 
 
 def epoch_batches(rows: Sequence[Row], batch_size: int, seed: int, epoch: int) -> list[list[Row]]:
@@ -111,11 +88,11 @@ def padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     return ids, pad_sequence([row.answer for row in rows], batch_first=True)
 
 
-def answer_logits(model: Qwen3ForCausalLM, ids_BS: Tensor, answer_BS: Tensor) -> tuple[Tensor, Tensor]:
+def answer_logits(model: PreTrainedModel, ids_BS: Tensor, answer_BS: Tensor) -> tuple[Tensor, Tensor]:
     """Logits [R, V] of the answer tokens and these tokens [R], batch row by batch row."""
-    hidden_BSD = model.model(input_ids=ids_BS, use_cache=False).last_hidden_state
+    hidden_BSD = decoder(model)(input_ids=ids_BS, use_cache=False).last_hidden_state
     asked = answer_BS[:, 1:]
-    return model.lm_head(hidden_BSD[:, :-1][asked]), ids_BS[:, 1:][asked]
+    return head(model)(hidden_BSD[:, :-1][asked]), ids_BS[:, 1:][asked]
 
 
 def rate_share(step: int, steps: int) -> float:
@@ -156,7 +133,7 @@ class Optimizer:
 class Run:
     """One training run of `model` on `rows`; its state lies in `folder`, and a state of the same recipe is taken up."""
 
-    def __init__(self, model: Qwen3ForCausalLM, rows: Sequence[Row], recipe: Recipe, folder: Path) -> None:
+    def __init__(self, model: PreTrainedModel, rows: Sequence[Row], recipe: Recipe, folder: Path) -> None:
         self.model, self.rows, self.recipe = model, rows, recipe
         self.optimizer = Optimizer(model, recipe)
         self.progress = Progress()

@@ -1,4 +1,4 @@
-r"""The demo's target: a tiny Qwen3 trained on the demo's corpus in minutes on two CPU cores.
+r"""The demo's target: a tiny model trained on the demo's corpus in minutes on two CPU cores.
 
 In: conversations and the demo's tokenizer. Out: a complete Hugging Face folder (weights, generation settings,
 tokenizer) with `training.json`, what it cost and what it learnt. A killed run goes on where it was; a target that has
@@ -14,12 +14,12 @@ import hashlib
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dloop.cli import UserError, parse, run
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from dloop.demo.target_training import Progress, Recipe, Row
 
@@ -38,6 +38,8 @@ class Options:
     """The demo's tokenizer, a folder."""
     output_dir: Path
     """Folder of the finished target; replaced when it exists."""
+    architecture: Literal["qwen3", "qwen3.5"] = "qwen3"
+    """What the target is built like."""
     steps: int = 1800
     """Optimizer steps."""
     batch_size: int = 4
@@ -85,6 +87,7 @@ def recipe_of(options: Options) -> Recipe:
     digest = hashlib.sha256(options.corpus.read_bytes())
     digest.update((options.tokenizer / "tokenizer.json").read_bytes())
     return Recipe(
+        architecture=options.architecture,
         steps=options.steps,
         batch_size=options.batch_size,
         muon_rate=options.muon_rate,
@@ -95,17 +98,22 @@ def recipe_of(options: Options) -> Recipe:
 
 
 def write_target(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], folder: Path
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    facts: dict[str, Any],
+    folder: Path,
+    architecture: str = "qwen3",
 ) -> None:
     """The finished folder, whole or not at all; generation stops at the end of a turn or of the text."""
     from transformers import GenerationConfig
 
+    from dloop.demo.architectures import ARCHITECTURES
     from dloop.results.atomic import replacing_folder, write_json
 
     stops = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     model.generation_config = GenerationConfig(eos_token_id=stops, pad_token_id=tokenizer.pad_token_id)
     with replacing_folder(folder) as fresh:
-        model.save_pretrained(fresh)
+        ARCHITECTURES[architecture].save(model, fresh)
         tokenizer.save_pretrained(fresh)
         write_json(fresh / "training.json", facts)
 
@@ -123,14 +131,16 @@ def describe(recipe: Recipe, progress: Progress, quality: dict[str, Any]) -> dic
 
 def train_target(options: Options) -> None:
     """Train, judge and write the target that `options` describe."""
+    from dloop.demo.architectures import new_target
     from dloop.demo.target_quality import is_enough, measure, report
-    from dloop.demo.target_training import Run, new_target
+    from dloop.demo.target_training import Run
     from dloop.hosts.target_model import load_tokenizer
 
     recipe = recipe_of(options)
     tokenizer = load_tokenizer(str(options.tokenizer))
     heldout = read_rows(options.heldout, tokenizer)
-    model = new_target(len(tokenizer), eos=tokenizer.eos_token_id, pad=tokenizer.pad_token_id, seed=options.seed)
+    special = {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    model = new_target(options.architecture, len(tokenizer), **special, seed=options.seed)
     state = options.output_dir.with_name(f".{options.output_dir.name}.training")
     progress = Run(model, read_rows(options.corpus, tokenizer), recipe, state).train(options.save_interval)
     qualities = measure(model, heldout)
@@ -142,7 +152,7 @@ def train_target(options: Options) -> None:
             f"{quality['exact_code']:.0%}): drafts need a loss below 0.1 or half of the code answers exact; "
             f"give it more --steps"
         )
-    write_target(model, tokenizer, describe(recipe, progress, quality), options.output_dir)
+    write_target(model, tokenizer, describe(recipe, progress, quality), options.output_dir, options.architecture)
     shutil.rmtree(state)
 
 

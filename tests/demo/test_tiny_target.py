@@ -34,6 +34,24 @@ def test_the_folder_is_complete(folder):
     assert not list(folder.parent.glob(".*"))
 
 
+def test_a_qwen35_target_is_written_as_the_real_ones_are(corpus, tokenizer_folder, tmp_path):
+    from safetensors.torch import load_file
+
+    from dloop.hosts.target_model import load_target
+
+    output = tmp_path / "target"
+    train_target(_options(corpus, tokenizer_folder, output, architecture="qwen3.5"))
+    assert json.loads((output / "config.json").read_text())["model_type"] == "qwen3_5"
+    stored = load_file(output / "model.safetensors")
+    assert all(name.startswith("model.language_model.") for name in stored)
+    model = load_target(str(output), dtype=torch.float32, device=torch.device("cpu"))
+    assert model.generation_config.eos_token_id == [2, 0]
+    for name, tensor in model.model.state_dict().items():
+        assert torch.equal(tensor, stored[f"model.language_model.{name}"])
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert json.loads((output / "training.json").read_text())["recipe"]["architecture"] == "qwen3.5"
+
+
 def test_the_facts_of_the_training_are_kept(folder):
     facts = json.loads((folder / "training.json").read_text())
     assert facts["recipe"]["steps"] == 2
