@@ -29,9 +29,11 @@ class DFlashDrafter(BlockDrafter):
     """Greedy chain and tree straight from the target's head."""
 
     def propose(self, rows_TD: Tensor, anchor: int) -> Segment:
-        logits_TV = self.head(rows_TD)
+        logits_TV = self.head(rows_TD).float()
+        normaliser_T1 = logits_TV.logsumexp(-1, keepdim=True)
         return TreeSegment(
-            *read_chain(logits_TV), grow=lambda budget: build_ddtree(logits_TV, budget, self.tree.topk_k)
+            *read_chain(logits_TV, normaliser_T1),
+            grow=lambda budget: build_ddtree(logits_TV, budget, self.tree.topk_k, normaliser_T1),
         )
 
 

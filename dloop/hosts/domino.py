@@ -21,6 +21,7 @@ from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.block.objective import BlockObjective, StageLoss, with_loop_weight
 from dloop.hosts.block.packing import Window
 from dloop.hosts.block.scorer import BlockScorer
+from dloop.hosts.greedy import greedy_tokens
 from dloop.hosts.host import Segment, TargetOutputs, TreeSegment
 from dloop.hosts.tree_options import DARTREE_DEFAULTS
 from dloop.trees.dartree import build_dartree
@@ -72,7 +73,7 @@ class DominoDrafter(BlockDrafter):
         logits: list[Tensor] = []
         for place, (hidden_D, base_V) in enumerate(zip(rows_TD, base_TV, strict=True)):
             if place:
-                state_1G = self.network.step(self.embed(logits[-1].argmax()[None]), state_1G)
+                state_1G = self.network.step(self.embed(greedy_tokens(logits[-1])[None]), state_1G)
             corrected = place >= self.network.prefix_length
             logits.append(self.network.correct(base_V, hidden_D, state_1G[0]) if corrected else base_V.float())
         return TreeSegment(

@@ -24,6 +24,7 @@ from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.block.objective import BlockObjective, StageLoss, with_loop_weight
 from dloop.hosts.block.packing import Window
 from dloop.hosts.block.scorer import BlockScorer
+from dloop.hosts.greedy import greedy_tokens
 from dloop.hosts.host import ObjectiveOptions, Segment, TargetOutputs, TreeSegment
 from dloop.hosts.tree_options import DARTREE_DEFAULTS
 from dloop.trees.dartree import build_dartree
@@ -114,7 +115,7 @@ class DSparkDrafter(BlockDrafter):
         corrected = []
         for hidden_D, base_V in zip(rows_TD, base_TV, strict=True):
             corrected.append(self.network.correct(base_V, previous, hidden_D))
-            previous = corrected[-1].argmax()
+            previous = greedy_tokens(corrected[-1])
         return TreeSegment(
             *read_chain(torch.stack(corrected)),
             grow=lambda budget: build_dartree(

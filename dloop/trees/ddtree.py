@@ -18,10 +18,13 @@ from dloop.trees.best_ids import best_ids
 from dloop.trees.nodes import Nodes
 
 
-def build_ddtree(logits_LV: Tensor, budget: int, candidates: int | None = None) -> Nodes:
+def build_ddtree(
+    logits_LV: Tensor, budget: int, candidates: int | None = None, normaliser_L1: Tensor | None = None
+) -> Nodes:
     """The `budget` most probable prefixes under `logits_LV`, fewer when there are not that many.
 
-    `candidates` caps the tokens tried at each depth; without it the cap is the budget, which excludes nothing. Numbered
+    `candidates` caps the tokens tried at each depth; without it the cap is the budget, which excludes nothing.
+    `normaliser_L1` is the rows' float32 log-sum-exp, where the caller has it already. Numbered
     from the most to the least probable, equally probable nodes by the ranks of their tokens from the root on.
     """
     depths, vocabulary = logits_LV.shape
@@ -30,7 +33,9 @@ def build_ddtree(logits_LV: Tensor, budget: int, candidates: int | None = None) 
         return Nodes([], [], [])
     logits_LV = logits_LV.float()
     ids_LK = best_ids(logits_LV, width)
-    costs_LK = logits_LV.logsumexp(-1, keepdim=True) - logits_LV.gather(-1, ids_LK)
+    if normaliser_L1 is None:
+        normaliser_L1 = logits_LV.logsumexp(-1, keepdim=True)
+    costs_LK = normaliser_L1 - logits_LV.gather(-1, ids_LK)
     costs, ids = torch.stack((costs_LK.double(), ids_LK.double())).flatten(1).cpu().numpy()
     # Single numbers are read through the buffer: a list of all of them takes longer to make than the search.
     places, parents = cheapest_prefixes(costs.data, depths, width, budget)

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from dloop.hosts.block.cached import CachedBackbone
+from dloop.hosts.greedy import greedy_tokens
 from dloop.hosts.host import Segment
 from dloop.hosts.kv_cache import KVCache
 from dloop.hosts.target_model import embedding, head
@@ -35,6 +36,7 @@ class BlockDrafter(ABC):
         self.device = self.embed.weight.device
         self.stage_length = config.stage_length
         self.cache = KVCache(config.layers, config.kv_heads, config.head_dim, network.fc.weight.dtype, self.device)
+        self._run = CachedBackbone(network, self.cache)
         self._mask_ids = torch.full((config.block_size,), config.mask_token_id, device=self.device)
 
     @abstractmethod
@@ -70,36 +72,25 @@ class BlockDrafter(ABC):
 
     def _stage(self, context_CD: Tensor, first_position: int) -> Segment:
         anchor_position = self._root_position + len(self._chain) - 1
-        raw_TD = self._run_block(context_CD, first_position, anchor_position)[self.network.config.first_draft_row :]
+        block_ids = self._mask_ids.clone()
+        block_ids[0] = self._chain[-1]
+        raw_RD = self._run(self.embed(block_ids), context_CD, first_position, anchor_position)
+        raw_TD = raw_RD[self.network.config.first_draft_row :]
         hidden_TD = self.network.norm(raw_TD)
         self._bank = torch.cat((self._bank, self.network.loop_rows(raw_TD, hidden_TD)))
         segment = self.propose(hidden_TD, self._chain[-1])
         self._chain += segment.chain
         return segment
 
-    def _run_block(self, context_CD: Tensor, first_position: int, anchor_position: int) -> Tensor:
-        block_ids = self._mask_ids.clone()
-        block_ids[0] = self._chain[-1]
-        positions = torch.cat(
-            (
-                torch.arange(first_position, first_position + len(context_CD), device=self.device),
-                torch.arange(anchor_position, anchor_position + len(block_ids), device=self.device),
-            )
-        )
-        self.cache.reserve(self.cache.length + len(positions))
-        hidden_BRD = self.network(self.embed(block_ids)[None], context_CD[None], positions[None], self._attend)
-        self.cache.advance(len(context_CD))
-        return hidden_BRD[0]
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.cache.write(layer, k, v)
-        return F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+def read_chain(logits_TV: Tensor, normaliser_T1: Tensor | None = None) -> tuple[list[int], list[float]]:
+    """Greedy tokens and their float32 log-probabilities, brought to the host in one packed read.
 
-
-def read_chain(logits_TV: Tensor) -> tuple[list[int], list[float]]:
-    """Greedy tokens and their float32 log-probabilities, brought to the host in one packed read."""
+    `normaliser_T1` is the float32 log-sum-exp of the rows, where the caller has it already.
+    """
     logits_TV = logits_TV.float()
-    best, tokens = logits_TV.max(dim=-1)
-    packed = torch.stack((tokens.double(), (best - logits_TV.logsumexp(dim=-1)).double()))
-    chain, log_probs = packed.tolist()
+    if normaliser_T1 is None:
+        normaliser_T1 = logits_TV.logsumexp(-1, keepdim=True)
+    best_T = logits_TV.amax(-1) - normaliser_T1[:, 0]
+    chain, log_probs = torch.stack((greedy_tokens(logits_TV).double(), best_T.double())).tolist()
     return [int(token) for token in chain], log_probs
