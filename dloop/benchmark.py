@@ -78,6 +78,8 @@ class Options:
     """Revision of the target on the hub."""
     draft_revision: str | None = None
     """Revision of the draft on the hub."""
+    target_runtime: Literal["lean", "library"] = "library"
+    """What computes the target: the library's forward, or a faster one of plain Qwen3 over the same weights."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Default: bfloat16 on a GPU, float32 on a CPU."""
     device: str | None = None

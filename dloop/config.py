@@ -152,6 +152,7 @@ class Configuration:
         chosen = settings[setting]
         return {
             **self._target_flags(target),
+            **self.runtime_flags(target),
             **self.values["evaluation"],
             "draft_model": self.draft_source(target, host, draft),
             **chosen.get("flags_for", {}).get(target, chosen["flags"]),
@@ -160,7 +161,12 @@ class Configuration:
     def baseline_flags(self, target: str) -> Flags:
         """Every option of `dloop.benchmark` that decides what a target's baseline decodes."""
         shared = {key: value for key, value in self.values["evaluation"].items() if key not in DRAFT_ONLY}
-        return {**self._target_flags(target), **shared}
+        return {**self._target_flags(target), **self.runtime_flags(target), **shared}
+
+    def runtime_flags(self, target: str) -> Flags:
+        """What computes a target while it decodes; nothing where that is left to the commands."""
+        entry = self.values["targets"][target]
+        return {"target_runtime": entry["target_runtime"]} if "target_runtime" in entry else {}
 
     def device_flags(self) -> Flags:
         """Where evaluations run and in which precision."""

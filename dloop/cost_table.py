@@ -37,6 +37,8 @@ class Options:
     """Rows of a verification to time; 1 is an autoregressive step."""
     context: int = 256
     """Cached tokens before the timed forward."""
+    target_runtime: Literal["lean", "library"] = "library"
+    """What computes the target, as in `dloop.benchmark`."""
     repeats: int = 30
     """Timings a median is taken of."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dtype = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     model = load_target(options.model, dtype=DTYPES[dtype], device=device, attn=ATTENTION)
     host = load_host(options.draft_model, dtype=DTYPES[dtype], device=device)
-    target = Target(model, host.taps)
+    target = Target(model, host.taps, options.target_runtime)
     with torch.inference_mode():
         rows = tqdm(options.rows, desc="verification rows", leave=False)
         verify = {str(count): verify_seconds(target, count, options) for count in rows}

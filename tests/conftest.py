@@ -29,3 +29,12 @@ def pytest_terminal_summary(terminalreporter):
                 why = f": {report.longrepr[2]}" if outcome == "skipped" else ""
                 test = report.nodeid.split("::")[-1]
                 terminalreporter.write_line(f"on SLURM, {test} {outcome} after {report.duration:.0f} s{why}")
+
+
+@pytest.fixture(params=["library", "lean"])
+def runtime(request, monkeypatch):
+    """Every target of the test that names no runtime has this one."""
+    from dloop.decoding.target import Target
+
+    monkeypatch.setattr(Target.__init__, "__defaults__", ((), request.param))
+    return request.param

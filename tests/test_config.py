@@ -130,6 +130,7 @@ def test_evaluation_flags_of_the_paper(paper):
         "max_new_tokens": 2048,
         "dtype": "bfloat16",
         "draft_model": "naver-ai/DLoop-DFlash-Qwen3-8B",
+        "target_runtime": "library",
         "loop_gate": -0.5,
     }
 

@@ -79,7 +79,7 @@ class Session:
 
     def _evaluator(self) -> Evaluator:
         gate = Gate(self.options.loop_gate, self.options.max_extra_stages)
-        target = Target(self.model, self.host.taps if self.host else ())
+        target = Target(self.model, self.host.taps if self.host else (), self.options.target_runtime)
         return Evaluator(
             target=target,
             drafter=self.host.drafter(self.model, self.tree, target.cache) if self.host else SilentDrafter(),

@@ -1,11 +1,11 @@
 """The target while decoding, batch 1: prefill, verify, commit. Nothing else touches its cache.
 
-How the cache rolls back is the cache's own business (`dloop/hosts/target_cache.py`).
+How the cache rolls back is the cache's own business (`dloop/hosts/target_cache.py`), what computes a forward the
+runtime's (`dloop/decoding/runtimes.py`).
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 
 import torch
@@ -13,20 +13,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dloop.cli import UserError
+from dloop.decoding.runtimes import open_runtime
+from dloop.hosts.greedy import greedy_tokens
 from dloop.hosts.target_cache import open_cache
-from dloop.hosts.target_model import Taps, decoder, embedding
+from dloop.hosts.target_model import embedding
 from dloop.trees.draft_tree import DraftTree
 
 
 class Target:
-    """One causal language model; `taps` names the submodules whose outputs the drafter wants as features."""
+    """One causal language model; `taps` names the submodules whose outputs the drafter wants as features, `runtime`
+    what computes it."""
 
-    def __init__(self, model: PreTrainedModel, taps: Sequence[str] = ()) -> None:
+    def __init__(self, model: PreTrainedModel, taps: Sequence[str] = (), runtime: str = "library") -> None:
         self.model, self.device = model, embedding(model).weight.device
         self.cache = open_cache(model)
-        self._taps = Taps(model, taps)
-        self._cache_name = _cache_name(model)
-        self._mask = torch.ones(1, 1, 0, 0, dtype=torch.bool, device=self.device)
+        self._runtime = open_runtime(runtime, model, self.cache, taps)
+        self._mask = torch.ones(0, 0, dtype=torch.bool, device=self.device)
         self._masked, self._capacity = (0, 0), 0
         self._features = torch.empty(0)
 
@@ -37,19 +39,11 @@ class Target:
 
     def prefill(self, prompt_ids: Sequence[int]) -> tuple[int, Tensor]:
         """Run the prompt; returns the first new token and the features [P, F] of the prompt."""
-        ids = torch.tensor([prompt_ids], device=self.device)
-        logits = self._forward(ids, torch.arange(len(prompt_ids), device=self.device), None, logits_to_keep=1)
-        return int(logits[-1].argmax()), self._features
+        return int(greedy_tokens(self._read(prompt_ids))), self._features
 
     def top_margin(self, ids: Sequence[int]) -> float:
         """The gap between the two largest logits behind `ids`: how close the target's choice there is to a tie."""
-        logits = self._forward(
-            torch.tensor([ids], device=self.device),
-            torch.arange(len(ids), device=self.device),
-            None,
-            logits_to_keep=1,
-        )
-        first, second = logits[-1].float().topk(2).values.tolist()
+        first, second = self._read(ids).float().topk(2).values.tolist()
         return first - second
 
     def verify(self, tree: DraftTree) -> list[int]:
@@ -62,8 +56,8 @@ class Target:
         packed = torch.tensor([tree.tokens, tree.depths], device=self.device)
         with self.cache.verification(len(tree)):
             mask = None if tree.is_chain else self._tree_mask(tree)
-            logits = self._forward(packed[:1], packed[1] + length, mask)
-        return logits.argmax(-1).tolist()
+            logits = self._forward(packed[0], packed[1] + length, mask)
+        return greedy_tokens(logits).tolist()
 
     def commit(self, path: Sequence[int]) -> Tensor:
         """Keep the rows of the accepted `path` (node ids from the root down); returns their features [len(path), F]."""
@@ -72,39 +66,30 @@ class Target:
             return self._features[: len(path)]
         return self._features[torch.tensor(path, device=self.device)]
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, logits_to_keep: int = 0) -> Tensor:
-        """Logits [R, V] of the wanted rows; the features of all rows are kept aside."""
-        output = self.model(
-            input_ids=ids,
-            position_ids=positions[None],
-            attention_mask=mask,
-            use_cache=True,
-            logits_to_keep=logits_to_keep,
-            **{self._cache_name: self.cache.library},
-        )
-        states = self._taps.take()
-        if states:
-            self._features = torch.cat([states[name][0] for name in self._taps.names], dim=-1)
-        return output.logits[0]
+    def _read(self, ids: Sequence[int]) -> Tensor:
+        """Logits [V] behind `ids`, run from an empty cache."""
+        return self._forward(
+            torch.tensor(ids, device=self.device), torch.arange(len(ids), device=self.device), last=True
+        )[-1]
+
+    def _forward(self, ids_R: Tensor, positions_R: Tensor, mask: Tensor | None = None, last: bool = False) -> Tensor:
+        """Logits [R, V], of the `last` row alone if so asked; the features of all rows are kept aside."""
+        logits, self._features = self._runtime(ids_R, positions_R, mask, last)
+        return logits
 
     def _tree_mask(self, tree: DraftTree) -> Tensor:
-        """Boolean [1, 1, N, length + N]: the whole past, then ancestors alone. Only the changed block is written."""
+        """Boolean [N, length + N]: the whole past, then ancestors alone. Only the changed block is written."""
         start, rows = self.cache.length, len(tree)
-        if rows > self._mask.shape[2] or start + rows > self._mask.shape[3]:
-            shape = (1, 1, max(rows, self._mask.shape[2]), max(self._capacity, start + rows))
+        if rows > self._mask.shape[0] or start + rows > self._mask.shape[1]:
+            shape = (max(rows, self._mask.shape[0]), max(self._capacity, start + rows))
             self._mask = torch.ones(shape, dtype=torch.bool, device=self.device)
         else:
             old_start, old_rows = self._masked
-            self._mask[:, :, :, old_start : old_start + old_rows] = True
+            self._mask[:, old_start : old_start + old_rows] = True
         self._masked = (start, rows)
-        self._mask[:, :, :rows, start : start + rows] = tree.ancestor_mask().to(self.device)
-        return self._mask[:, :, :rows, : start + rows]
+        self._mask[:rows, start : start + rows] = tree.ancestor_mask().to(self.device)
+        return self._mask[:rows, : start + rows]
 
     def close(self) -> None:
         """Take the hooks off the model."""
-        self._taps.close()
-
-
-def _cache_name(model: PreTrainedModel) -> str:
-    # transformers 5.24 renamed the argument; the old name only warns there and is the only one before.
-    return "cache" if "cache" in inspect.signature(decoder(model).forward).parameters else "past_key_values"
+        self._runtime.close()

@@ -17,6 +17,7 @@ from dloop.hosts.target_model import Taps, load_target
 from .scripted import ScriptedDrafter
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 @pytest.fixture(scope="module", params=["dflash", "dspark", "domino"])

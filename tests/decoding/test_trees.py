@@ -20,6 +20,7 @@ from dloop.hosts.tree_options import LINEAR, TreeOptions, resolve_tree
 from .test_loop import greedy, lengths
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def load(folder):

@@ -88,7 +88,7 @@ rule cost_table:
     resources:
         runtime=10,
     params:
-        flags=command_line(plan.device_flags()),
+        flags=command_line(plan.device_flags() | plan.runtime_flags(plan.pairs[0][0])),
     message:
         "Timing the parts of a round (log: {log})"
     shell:

@@ -16,6 +16,8 @@ from dloop.hosts.tree_options import TreeOptions
 from dloop.trees.draft_tree import DraftTree
 from tests.hosts.golden_training import CPU, load
 
+pytestmark = pytest.mark.usefixtures("runtime")
+
 
 @pytest.fixture(scope="module")
 def folder(golden):
