@@ -1,0 +1,125 @@
+"""Random models that behave: a target that repeats one token, and a draft that is right as often as it is told.
+
+Speed does not depend on what the weights say, only acceptance does. So the target is random except that its embedding
+and head make token `TOKEN` win at every place, and what the draft's last norm returns is replaced: rows meant to be
+right point at that token, the others away from it. How many rows of a stage are right is drawn once (a geometric
+length, cut at the block) and used for every decoder alike, so that all of them accept the same drafts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from dloop.hosts.host import Host
+from dloop.hosts.registry import new_host
+
+TOKEN = 7
+STRENGTH = 40.0
+"""Logit of the wanted token in a right row; its probability there is 1 within 1e-12."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "narrow": {
+        **{"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 36, "vocab_size": 4096},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+    },
+    "qwen3-4b": {
+        **{"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "vocab_size": 151936},
+        **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+    },
+}
+DRAFT_LAYERS = 5
+BLOCK = 16
+
+
+def repeating_target(shape: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """A random Qwen3 of one of `SHAPES` that says `TOKEN` behind everything."""
+    config = Qwen3Config(
+        **SHAPES[shape], tie_word_embeddings=False, max_position_embeddings=8192, bos_token_id=None, eos_token_id=None
+    )
+    torch.manual_seed(0)
+    with device:
+        previous = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            model = Qwen3ForCausalLM(config)
+        finally:
+            torch.set_default_dtype(previous)
+    model.eval().requires_grad_(False)
+    direction = _direction(config.hidden_size).to(device, dtype)
+    model.model.embed_tokens.weight.add_(direction * config.hidden_size**0.5)
+    model.lm_head.weight[TOKEN] = direction
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def random_draft(target: PreTrainedModel) -> Host:
+    """A DFlash draft as wide as `target`, of five layers and blocks of 16, in its precision and on its device."""
+    config, weight = target.config, target.get_input_embeddings().weight
+    names = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size rms_norm_eps"
+    raw = {name: getattr(config, name) for name in names.split()} | {
+        **{"architectures": ["DFlashDraftModel"], "num_hidden_layers": DRAFT_LAYERS, "block_size": BLOCK},
+        **{"num_target_layers": config.num_hidden_layers, "rope_theta": config.rope_parameters["rope_theta"]},
+        "dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 9, 17, 25, 33]},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(raw))
+        host = new_host(folder, seed=0, dtype=weight.dtype, device=weight.device)
+    host.network.eval().requires_grad_(False)
+    return host
+
+
+def _direction(size: int) -> Tensor:
+    return nn.functional.normalize(torch.randn(size, generator=torch.Generator().manual_seed(1)), dim=0)
+
+
+def right_rows(tau: float, drafts: int, count: int = 4096) -> list[int]:
+    """How many leading rows of each stage are right: `count` draws whose mean is `tau` - 1 for one stage of `drafts`."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        expected = sum(middle**length for length in range(1, drafts + 1))
+        low, high = (middle, high) if expected < tau - 1 else (low, middle)
+    source = random.Random(0)
+    draws = []
+    for _ in range(count):
+        length = 0
+        while length < drafts and source.random() < low:
+            length += 1
+        draws.append(length)
+    return draws
+
+
+@dataclass
+class Steering:
+    """Forward hook on a draft's last norm. `restart` before every response."""
+
+    tau: float
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        drafts = BLOCK - 1
+        self._lengths, self._stage = right_rows(self.tau, drafts), 0
+        right = _direction(self.hidden_size).to(self.device, self.dtype) * STRENGTH
+        # One row more than drafts: the library's norm sees the anchor's row too, ours does not.
+        self._rows = [
+            torch.stack([right] * (length + 1) + [-right] * (drafts - length)) for length in range(drafts + 1)
+        ]
+
+    def restart(self) -> None:
+        """Begin again with the first draw."""
+        self._stage = 0
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        rows = self._rows[self._lengths[self._stage]]
+        self._stage += 1
+        return rows[-output.shape[-2] :].view(output.shape)
