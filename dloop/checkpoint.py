@@ -139,6 +139,8 @@ def probe(host: Host, options: Options) -> str:
     assert options.target is not None
     assert options.data is not None
     network: Any = host.network
+    if not hasattr(network, "loop_state"):
+        raise UserError(f"{options.draft} is a {host.name} draft and no block drafter: its loop state has one reading")
     device = next(network.parameters()).device
     target = load_target(options.target, dtype=torch.float32, device=device)
     dataset = ConversationDataset(options.data, load_tokenizer(options.target), options.chat_template, 2048)

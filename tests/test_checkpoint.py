@@ -85,3 +85,19 @@ def test_old_names_of_heads_and_projector_load(golden, tmp_path):
     host = load_host(str(tmp_path), dtype=torch.float32, device=torch.device("cpu"))
     assert host.name == "domino"
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in host.network.state_dict().items())
+
+
+def test_describes_an_eagle3_draft(golden, capsys):
+    main([str(golden / "eagle3/draft")])
+    said = capsys.readouterr().out
+    for words in (
+        "eagle3",
+        "LlamaForCausalLMEagle3",
+        "hidden size 48",
+        "160 tokens of its own",
+        "the target's",
+        "strictly",
+    ):
+        assert words in said
+    with pytest.raises(UserError, match="no block drafter"):
+        main([str(golden / "eagle3/draft"), "--probe", "--target", str(golden / "eagle3/target"), "--data", "x.jsonl"])
