@@ -17,7 +17,7 @@ from tests.workflow.test_chain import micro
 from tests.workflow.test_conda import assert_each_in_its_own, two_environments
 
 SECONDS = 600
-"""A chain that takes longer has hung; on two free cores it needs about a fifth of this."""
+"""A chain that takes longer has hung; on two free cores it needs about a quarter of this."""
 TRAINED = "results/train/tiny/dflash/trained"
 
 FAIL_ONCE = "test -e tried || {{ touch tried; echo this node is broken > {log}; false; }}; "
@@ -35,6 +35,19 @@ def use_small_nodes(project):
     profile["default-resources"] = {"mem_mb": 1000, "disk_mb": 100, "runtime": 5}
     profile |= {"slurm-init-seconds-before-status-checks": 2, "seconds-between-status-checks": 2}
     path.write_text(yaml.safe_dump(profile), encoding="utf-8")
+
+
+def release_a_draft(project):
+    """A draft of the demo's shape with random weights, as if somebody had published it."""
+    import torch
+
+    from dloop.hosts.registry import new_host
+
+    folder = project.folder / "released"
+    folder.mkdir()
+    config = str(project.folder / "config/demo-drafts/dflash.json")
+    new_host(config, seed=0, dtype=torch.float32, device=torch.device("cpu")).save(folder, torch.float32)
+    return folder
 
 
 def let_the_prompts_fail_once(project):
@@ -105,6 +118,8 @@ def train_here(project, values, folder):
 def test_the_chain_through_sbatch(project, tmp_path_factory):
     values = micro(project.configuration("demo.yaml")) | {"control": False, "tables": {}}
     values["settings"]["dflash"] = {name: values["settings"]["dflash"][name] for name in ("released", "dloop")}
+    released = release_a_draft(project)
+    values["hosts"]["dflash"]["drafts"]["tiny"]["released"] = str(released)
     project.write(values)
     use_small_nodes(project)
     let_the_prompts_fail_once(project)
@@ -126,7 +141,9 @@ def test_the_chain_through_sbatch(project, tmp_path_factory):
         assert "tiny_target" not in finished.output, "what was finished is not made again"
         assert log.read_text().count("--output-dir") == 1, "of two processes one speaks"
     assert "DFlash" in (project.folder / "results/tables/cpu/overview.md").read_text()
-    assert digest(train_here(project, values, "trained_here")) == digest(project.folder / TRAINED / "final")
+    trained = digest(project.folder / TRAINED / "final")
+    assert trained != digest(released)
+    assert trained == digest(train_here(project, values, "trained_here"))
 
 
 @pytest.mark.slow
