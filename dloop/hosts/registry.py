@@ -78,5 +78,5 @@ def _family(config: dict[str, object], keys: list[str], source: str) -> type[Hos
             return family
     raise UserError(
         f"{source} is no draft of a known family (architectures {config.get('architectures')}); "
-        f"known are {', '.join(family.name for family in HOSTS)}"
+        f"known are {', '.join(dict.fromkeys(family.name for family in HOSTS))}"
     )

@@ -24,6 +24,7 @@ from dloop.hosts.eagle3.vocabulary import DEFAULT_SIZE, check_maps, frequent_tok
 from dloop.hosts.host import Host, ObjectiveOptions
 from dloop.hosts.target_model import embedding
 from dloop.hosts.tree_options import LINEAR, TreeOptions
+from dloop.hosts.unroll.objective import BLOCK_OPTIONS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,11 +34,6 @@ if TYPE_CHECKING:
 EMBEDDING = "embed_tokens.weight"
 LAYER = "midlayer."
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-BLOCK_OPTIONS = (
-    *("num_anchors", "loss_decay_gamma", "dloop_max_stage", "dloop_loss_weight"),
-    *("lambda_base_start", "lambda_base_decay_ratio"),
-)
-"""Training options of the block drafters."""
 
 
 class Eagle3Host(Host):

@@ -23,6 +23,7 @@ from dloop.hosts.mtp.gemma4_network import LAYER_TYPES, build
 from dloop.hosts.mtp.gemma4_objective import Gemma4Objective
 from dloop.hosts.target_model import decoder, embedding
 from dloop.hosts.tree_options import LINEAR, TreeOptions
+from dloop.hosts.unroll.objective import BLOCK_OPTIONS
 from dloop.results.atomic import write_json
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 DRAFTS_A_STAGE = 6
 """What the released assistants' generation_config.json asks for."""
-BLOCK_OPTIONS = (
-    *("num_anchors", "loss_decay_gamma", "dloop_max_stage", "dloop_loss_weight"),
-    *("lambda_base_start", "lambda_base_decay_ratio"),
-)
 _STACK = ("layers.", "norm.", "embed_tokens.")
 """Tensors below the assistant's decoder, whose prefix reading a checkpoint strips."""
 
@@ -44,7 +41,7 @@ _STACK = ("layers.", "norm.", "embed_tokens.")
 class Gemma4Host(Host):
     """One assistant with its checkpoint."""
 
-    name: ClassVar[str] = "mtp-gemma4"
+    name: ClassVar[str] = "mtp"
     tree_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"mtp_k": DRAFTS_A_STAGE})
     start_flag: ClassVar[str] = "ckpt_dir"
     training_defaults: ClassVar[Mapping[str, float]] = MappingProxyType(
@@ -98,6 +95,26 @@ class Gemma4Host(Host):
                     f"the assistant was made for a target with {what} {asked}, this target has {has}; "
                     "choose the target that it was trained on"
                 )
+
+    def facts(self) -> dict[str, str]:
+        config, text = self.network.config, self.network.config.get_text_config()
+        attention = [
+            f"{layers} {kind.split('_')[0]} of {heads} key/value heads of {size}"
+            for kind in LAYER_TYPES
+            if (layers := text.layer_types.count(kind))
+            for heads, size in [_attention(self.network.model, kind) or (0, 0)]
+        ]
+        order = self.network.masked_embedding
+        return {
+            "target": f"a Gemma 4, hidden size {config.backbone_hidden_size}, vocabulary {text.vocab_size}; its final "
+            "norm, scaled embedding, and the keys and values of its last layers",
+            "drafts": f"{DRAFTS_A_STAGE} a stage, unless --mtp-k says otherwise",
+            "network": f"{text.num_hidden_layers} layers of {text.hidden_size}, {text.num_attention_heads} heads; "
+            + ", ".join(attention),
+            "head": "its own table"
+            if order is None
+            else f"its own table below the best {order.centroid_intermediate_top_k} of {order.num_centroids} centroids",
+        }
 
     def save(self, folder: Path, dtype: torch.dtype) -> None:
         state = self.network.state_dict()

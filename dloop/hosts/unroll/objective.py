@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 STEP_DECAY = 0.8
 
+BLOCK_OPTIONS = (
+    *("num_anchors", "loss_decay_gamma", "dloop_max_stage", "dloop_loss_weight"),
+    *("lambda_base_start", "lambda_base_decay_ratio"),
+)
+"""Training options of the block drafters, for which an unroll has no use."""
+
 Memory = tuple[Tensor, ...]
 """What one step leaves for later ones (its keys and values); empty for a head without memory."""
 

@@ -47,7 +47,7 @@ def test_saving_keeps_configuration_keys_and_generation_settings(assistant, tmp_
     assert all(torch.equal(saved[name], tensors[name]) for name in tensors)
     generation = json.loads((folder / "generation_config.json").read_text())
     assert json.loads((tmp_path / "saved/generation_config.json").read_text()) == generation
-    assert load(tmp_path / "saved").name == "mtp-gemma4"
+    assert load(tmp_path / "saved").name == "mtp"
 
 
 def test_half_precision_spares_the_rotary_frequencies(assistant, tmp_path):

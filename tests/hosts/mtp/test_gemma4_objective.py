@@ -125,5 +125,5 @@ def test_masks_show_what_a_cropped_cache_holds(host, target):
 
 
 def test_options_of_blocks_are_refused(host, target):
-    with pytest.raises(UserError, match="--num-anchors 12 has no effect on mtp-gemma4"):
+    with pytest.raises(UserError, match="--num-anchors 12 has no effect on mtp"):
         host.objective(target, options(num_anchors=12))
