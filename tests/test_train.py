@@ -15,13 +15,15 @@ from safetensors.torch import load_file, save_file
 from dloop.cli import UserError, parse
 from dloop.data.loader import epoch_order
 from dloop.data.token_counts import supervised_counts
-from dloop.hosts.registry import load_host
+from dloop.demo.architectures import ARCHITECTURES, new_target
+from dloop.hosts.registry import load_host, new_host
 from dloop.hosts.target_model import load_tokenizer
 from dloop.train import PATHS, WITHOUT_INFLUENCE, Options, check, resolve, train
 from dloop.training.assembly import open_dataset
 from dloop.training.checkpointing import checkpoints
 from dloop.training.distributed import World
 from dloop.training.trainer import Trainer
+from tests.toy_tokenizer import toy_tokenizer
 from tests.training.tiny import (
     VOCAB,
     conversation,
@@ -470,3 +472,64 @@ class TestEagle3:
             assert {name: here[name] for name in names} == pytest.approx(
                 {n: there[n] for n in names}, rel=1e-3, abs=1e-3
             )
+
+
+@pytest.fixture(scope="module")
+def predicting(recipe, inputs) -> Options:
+    """A Qwen3.5 target with a head of its own inside."""
+    folder = inputs / "qwen35"
+    tokenizer = toy_tokenizer()
+    target = new_target("qwen3.5", VOCAB, eos=tokenizer.eos_token_id, pad=tokenizer.eos_token_id, seed=0)
+    ARCHITECTURES["qwen3.5"].save(target, folder)
+    tokenizer.save_pretrained(folder)
+    head = new_host(str(folder), seed=3, dtype=torch.float32, device=ALONE.device).network.state_dict()
+    tensors = load_file(folder / "model.safetensors") | {f"mtp.{name}": tensor for name, tensor in head.items()}
+    save_file(tensors, folder / "model.safetensors")
+    start = {"draft_config": None, "mtp": "qwen3.5", "num_anchors": None, "ttt_length_dist": (1, 2)}
+    return replace(recipe, target_model_path=str(folder), **start)
+
+
+@pytest.fixture(scope="module")
+def predicted(predicting, tmp_path_factory) -> Path:
+    return run_here(predicting, tmp_path_factory.mktemp("mtp") / "run")
+
+
+class TestMultiTokenPrediction:
+    """The same trainer with the head of a Qwen3.5 target."""
+
+    def test_starts_from_the_target_s_head_and_saves_one_that_loads_again(self, predicting, predicted, tmp_path):
+        host = load_host(str(predicted / "final"), dtype=torch.float32, device=ALONE.device)
+        assert host.name == manifest(predicted)["host"] == "mtp"
+        lines = [json.loads(line) for line in (predicted / "metrics.jsonl").read_text().splitlines()]
+        assert lines[-1]["unroll/cross_entropy/1"] < lines[0]["unroll/cross_entropy/1"]
+        still = run_here(predicting, tmp_path / "run", max_steps=1, learning_rate=1e-9, warmup_ratio=0.0)
+        ours = load_file(still / "final" / "model.safetensors")
+        theirs = load_file(Path(predicting.target_model_path) / "model.safetensors")
+        assert len(ours) == 15
+        for name, tensor in ours.items():
+            torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-7)
+
+    def test_after_a_kill_ends_in_the_same_draft(self, predicting, predicted, tmp_path):
+        folder = tmp_path / "run"
+        kill_after_step(replace(predicting, output_dir=folder), 8)
+        assert draft_bytes(run_here(predicting, folder)) == draft_bytes(predicted)
+
+    def test_a_head_of_its_own_and_one_from_scratch_are_starts_too(self, predicting, predicted, tmp_path):
+        folder = run_here(predicting, tmp_path / "again", max_steps=1, ckpt_dir=str(predicted / "final"))
+        assert manifest(folder)["run_config"]["--ckpt-dir"].startswith("sha256:")
+        fresh = run_here(predicting, tmp_path / "fresh", max_steps=1, draft_config=predicting.target_model_path)
+        assert draft_bytes(fresh) != draft_bytes(folder)
+
+    def test_defaults_are_the_family_s_own(self, predicting):
+        bare = {"learning_rate": None, "warmup_ratio": None, "max_grad_norm": None}
+        ours = resolve(replace(predicting, **bare), ALONE)
+        assert (ours.learning_rate, ours.warmup_ratio, ours.max_grad_norm) == (1e-4, 0.015, 0.5)
+
+    def test_a_start_of_another_kind_is_refused(self, predicting, inputs, tmp_path):
+        with pytest.raises(UserError, match="give exactly one start"):
+            check(replace(predicting, mtp="gemma4"))
+        wrong = replace(predicting, draft_config=str(inputs / "draft.json"))
+        with pytest.raises(UserError, match=r"--mtp qwen3.5: .*draft.json is a dflash draft"):
+            run_here(wrong, tmp_path / "run")
+        with pytest.raises(UserError, match="is no draft of a known family"):
+            run_here(replace(predicting, target_model_path=str(inputs / "target")), tmp_path / "run")
