@@ -1,8 +1,8 @@
 """A cache for batches that grow token by token and lose rows on the way.
 
 The library's dynamic cache copies all keys and values for every new token, which is most of the time of a batch on
-a CPU; here they stand in memory with room to spare. Sliding and linear layers stay the library's own. Knows nothing
-of sampling.
+a CPU; here they stand in memory with room to spare. Sliding layers stay the library's own, linear ones learn to lose
+rows. Knows nothing of sampling.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 LEAST_ROOM = 64
 
@@ -45,6 +45,16 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = (store[..., :length, :] for store in self._stores)
 
 
+class SelectableLinearLayer(LinearAttentionLayer):
+    """States of a linear-attention layer, one a row of the batch."""
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only the rows `indices` of the batch."""
+        for states in (self.conv_states, self.recurrent_states):
+            for place, state in states.items():
+                states[place] = None if state is None else state[indices]
+
+
 def _grown(store: Tensor, used: int, needed: int) -> Tensor:
     shape = list(store.shape)
     shape[-2] = max(needed + LEAST_ROOM, used + used // 2)
@@ -61,10 +71,12 @@ class BatchCache(DynamicCache):
         for index, layer in enumerate(self.layers):
             if type(layer) is DynamicLayer:
                 self.layers[index] = RoomyLayer()
+            elif type(layer) is LinearAttentionLayer:
+                self.layers[index] = SelectableLinearLayer()
 
     @property
     def can_select(self) -> bool:
-        """Whether rows can be taken out; linear layers have no such operation."""
+        """Whether rows can be taken out; not every kind of layer the library has can do that."""
         return all(hasattr(layer, "batch_select_indices") for layer in self.layers)
 
 

@@ -3,7 +3,7 @@
 import torch
 from transformers import DynamicCache, Qwen3_5TextConfig
 
-from dloop.regeneration.batch_cache import BatchCache
+from dloop.regeneration.batch_cache import BatchCache, SelectableLinearLayer
 from tests.regeneration.tiny_target import tiny_model
 
 
@@ -25,6 +25,8 @@ def test_appending_and_selecting_equals_the_dynamic_cache():
     assert ours.get_seq_length() == theirs.get_seq_length() == 101
 
 
-def test_rows_cannot_be_taken_out_of_linear_layers():
+def test_rows_can_be_taken_out_unless_a_kind_of_layer_knows_no_such_thing(monkeypatch):
     assert BatchCache(tiny_model().config).can_select
+    assert BatchCache(Qwen3_5TextConfig(num_hidden_layers=4)).can_select
+    monkeypatch.delattr(SelectableLinearLayer, "batch_select_indices")
     assert not BatchCache(Qwen3_5TextConfig(num_hidden_layers=4)).can_select

@@ -49,6 +49,13 @@ def test_targets_with_linear_or_sliding_layers_answer_in_batches(golden, target)
     sampler = BatchSampler(model, (), Sampling(temperature=0, max_tokens=40))
     answers = sampler.answers([trace["prompt"] for trace in traces], generator())
     assert answers == [trace["greedy"][:40] for trace in traces]
+    # A stop ends the rows at different times, and what has ended leaves the batch.
+    stop = traces[0]["greedy"][7]
+    sampler = BatchSampler(model, (stop,), Sampling(temperature=0, max_tokens=40))
+    answers = sampler.answers([trace["prompt"] for trace in traces], generator())
+    cut = [[*trace["greedy"][:40], stop] for trace in traces]
+    assert answers == [ids[: min(ids.index(stop) + 1, 40)] for ids in cut]
+    assert len({len(answer) for answer in answers}) > 2
 
 
 def test_packing_the_batch_changes_nothing(model, monkeypatch):
