@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dtype = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     model = load_target(options.model, dtype=DTYPES[dtype], device=device, attn=ATTENTION)
     host = load_host(options.draft_model, dtype=DTYPES[dtype], device=device)
+    host.check_target(model)
     target = Target(model, host.taps, options.target_runtime)
     with torch.inference_mode():
         rows = tqdm(options.rows, desc="verification rows", leave=False)

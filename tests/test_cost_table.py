@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
+
 from dloop.cost_table import main
 
 
-def test_a_table_is_written_with_every_row_count_and_both_stages(golden, tmp_path):
-    folder = golden / "dflash"
+@pytest.mark.parametrize("host", ["dflash", "eagle3"])
+def test_a_table_is_written_with_every_row_count_and_both_stages(golden, tmp_path, host):
+    folder = golden / host
     out = tmp_path / "costs.json"
     main(
         [

@@ -82,7 +82,12 @@ def _flex_kernel(compiled: bool) -> Any:
 def _causal(rows: int, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    return create_block_mask(lambda b, h, query, key: key <= query, None, None, rows, rows, device=str(device))
+    return create_block_mask(_visible, None, None, rows, rows, device=str(device))
+
+
+def _visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    # One function for all lengths: a compiled kernel is made again for each new one.
+    return key <= query
 
 
 OWN_ROW_ATTENTION: dict[str, OwnRowAttention] = {"sdpa": attend_densely, "flex_attention": attend_flexibly}
