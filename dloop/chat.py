@@ -12,7 +12,8 @@ autoregressive decoding, measured once on the first prompt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dloop.cli import UserError, parse, run
@@ -120,12 +121,11 @@ def _prompt_ids(session: Session, conversation: Sequence[dict[str, str]], option
 def _plain_rate(session: Session, ids: Sequence[int]) -> float:
     """Tokens a second of autoregressive decoding on the same target."""
     from dloop.decoding.clock import OUTSIDE_DECODING, Clock
-    from dloop.decoding.loop import SilentDrafter, generate
+    from dloop.decoding.loop import Settings, SilentDrafter, generate
 
     evaluator = session.evaluator
     clock = Clock(evaluator.target.device)
-    settings = replace(evaluator.settings, max_new_tokens=PLAIN_TOKENS, stop_ids=frozenset())
-    generation = generate(evaluator.target, SilentDrafter(), ids, settings, clock)
+    generation = generate(evaluator.target, SilentDrafter(), ids, Settings(PLAIN_TOKENS, frozenset()), clock)
     seconds = sum(value for part, value in clock.read().items() if part not in OUTSIDE_DECODING)
     return len(generation.rounds) / seconds
 
@@ -146,11 +146,9 @@ def _answer(session: Session, ids: Sequence[int], console: Console, plain_rate: 
         said.extend(tokens)
         view(tokens, None if drafted is None else drafted.stage_accepted)
 
-    with AnswerView(console, decode, session.stops, plain_rate) as view:
-        try:
-            generate(evaluator.target, evaluator.drafter, ids, evaluator.settings, Clock(evaluator.target.device), watch)
-        except KeyboardInterrupt:
-            pass
+    clock = Clock(evaluator.target.device)
+    with AnswerView(console, decode, session.stops, plain_rate) as view, suppress(KeyboardInterrupt):
+        generate(evaluator.target, evaluator.drafter, ids, evaluator.settings, clock, watch)
     return decode(said)
 
 

@@ -2,8 +2,9 @@
 
     python -m dloop.tables --gpu cpu --experiments experiments.json --benchmarks gsm8k mbpp --output results/tables/cpu
 
-One table a host (`dflash.md`, `.csv`, `.tex`) and an `overview`, two pictures, and the main tables on the terminal.
-Refuses results made with other options than the experiments ask for, and results that must not be compared.
+One table a host (`dflash.md`, `.csv`, `.tex`), an `overview`, the `audit` of losslessness, five pictures, everything
+on one page (`report.html`), and the main tables on the terminal; `docs/results.md` explains every column. Refuses
+results made with other options than the experiments ask for, and results that must not be compared.
 """
 
 import json
@@ -45,6 +46,9 @@ class Options:
     cost_table: Path | None = None
     """Seconds by rows and stages (python -m dloop.cost_table): adds the modelled speedup beside the measured one."""
 
+    intervals: bool = False
+    """Write 95 % intervals into the cells of the hosts' tables; the CSV files always hold them."""
+
     note: str | None = None
     """A remark shown with every table."""
 
@@ -73,22 +77,27 @@ def make(options: Options) -> list[Path]:
 
 
 def _write(options: Options, found: "Collected", lines: Sequence["Pair"], pictures: Sequence[Path]) -> list[Path]:
-    from dloop.reporting import latex, layout, markdown, overview
+    from dloop.reporting import auditing, html, latex, layout, markdown, overview
+    from dloop.reporting.labels import HOSTS
     from dloop.results.atomic import write_text
 
-    folder, note = options.output, options.note
+    folder, note, intervals = options.output, options.note, options.intervals
     pages = {
         "overview.md": markdown.overview_page(found, lines, note, pictures, folder),
         "overview.csv": overview.frame(lines).to_csv(index=False),
         "overview.tex": latex.overview_table(found, lines, note),
     }
     for host in found.hosts:
-        pages[f"{host}.md"] = markdown.host_page(found, host, lines, note)
+        pages[f"{host}.md"] = markdown.host_page(found, host, lines, note, intervals=intervals)
         pages[f"{host}.csv"] = layout.tidy(found, host).to_csv(index=False)
-        pages[f"{host}.tex"] = latex.host_table(found, host, note)
+        pages[f"{host}.tex"] = latex.host_table(found, host, note, intervals=intervals)
+    pages["audit.md"] = auditing.page(found, folder)
+    pages["audit.csv"] = auditing.frame(found).to_csv(index=False)
+    titles = {"overview": "Overview", **{host: HOSTS.get(host, host) for host in found.hosts}, "audit": "Audit"}
+    pages["report.html"] = html.report({name: (title, pages[f"{name}.md"]) for name, title in titles.items()}, pictures)
     for name, text in pages.items():
         write_text(folder / name, text)
-    return [folder / name for name in pages if name.endswith(".md")]
+    return [folder / name for name in pages if name.endswith((".md", ".html"))]
 
 
 def _json(text_or_path: str) -> object:

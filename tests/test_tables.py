@@ -24,6 +24,7 @@ def test_all_tables_and_pictures_are_written(made):
     assert {path.name for path in folder.iterdir()} == {
         *("overview.md", "overview.csv", "overview.tex"),
         *("dflash.md", "dflash.csv", "dflash.tex"),
+        *("audit.md", "audit.csv", "report.html"),
     }
     assert all(path.exists() for path in written)
     assert "LiveCodeBench" in (folder / "dflash.md").read_text()
@@ -33,7 +34,7 @@ def test_without_a_looped_row_every_file_is_still_written(tmp_path):
     listed = [entry for entry in build(tmp_path, benchmarks=["gsm8k"], prompts=2) if entry["setting"] == "released"]
     tables.make(parse(tables.Options, arguments(tmp_path, listed, benchmarks=["gsm8k"])))
     written = [*(tmp_path / "tables" / "cpu").iterdir(), *(tmp_path / "plots" / "cpu").iterdir()]
-    assert len(written) == 6 + 4
+    assert len(written) == 9 + 10
     assert all(path.stat().st_size for path in written)
     overview = pd.read_csv(tmp_path / "tables" / "cpu" / "overview.csv")
     assert overview.empty

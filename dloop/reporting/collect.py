@@ -32,6 +32,8 @@ class Collected:
     results: list[Result] = field(default_factory=list)
     """What was read, without its responses."""
     warnings: Counter[str] = field(default_factory=Counter)
+    paths: dict[tuple[Row, str], Path] = field(default_factory=dict)
+    """The files behind `measured`."""
     missing: list[str] = field(default_factory=list)
     costs: CostTable | None = None
     rounds_beyond_costs: int = 0
@@ -50,6 +52,20 @@ class Collected:
         """A row's measurements by benchmark, in the order of the columns."""
         found = {name: self.measured.get((row, name)) for name in self.benchmarks}
         return {name: numbers for name, numbers in found.items() if numbers}
+
+    def released(self, row: Row) -> Row | None:
+        """The host as released, with the tree of `row`: what a looped row is compared with."""
+        return next(
+            (
+                other
+                for other in self.rows
+                if (other.target, other.host, other.tree) == (row.target, row.host, row.tree)
+                and other.draft == "released"
+                and not other.looped
+                and not other.variant
+            ),
+            None,
+        )
 
     def average(self, row: Row | None) -> Measurement:
         """A row's average over all benchmarks; unknown without a row."""
@@ -105,6 +121,7 @@ def _collect_benchmark(
             if baseline:
                 found.warnings.update(check_baseline(str(path), result, str(baseline_path), baseline))
             _check_costs(found, str(path), result)
+        found.paths[row, name] = path if row.host else baseline_path
         found.measured[row, name] = measure(result, baseline, found.costs)
     for result in found.results:
         result.responses = []

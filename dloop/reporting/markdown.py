@@ -14,14 +14,14 @@ from dloop.reporting.measurement import Measurement
 from dloop.reporting.overview import Pair
 
 
-def host_page(found: Collected, host: str, pairs: Sequence[Pair], note: str | None) -> str:
+def host_page(found: Collected, host: str, pairs: Sequence[Pair], note: str | None, *, intervals: bool = False) -> str:
     """A host's table, what stands behind its ratios, and the remarks."""
     sections = grids(found, host)
     own = [pair for pair in pairs if pair.row.host == host]
     audits = [part.audit for grid in sections for part in grid.averages.values()]
     blocks = [f"# {HOSTS.get(host, host)}", *_note(note), remarks.CELLS]
     for grid in sections:
-        main = texts(grid, _bold).reset_index(names="Speedup / τ")
+        main = texts(grid, _bold, intervals=intervals).reset_index(names="Speedup / τ")
         blocks += [f"## {grid.target}", _table(main), _table(_details(grid, modelled=bool(found.costs)))]
     blocks += [*_audit(found, audits), *remarks.hardly_opened(own)]
     return _page([*blocks, remarks.INTERVAL, remarks.modelled(found), remarks.measured_on(found), *_warnings(found)])

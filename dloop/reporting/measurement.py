@@ -7,16 +7,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 
+from dloop.cli import UserError
 from dloop.reporting.modelled import CostTable
-from dloop.reporting.noise import interval, resampled_speedups
+from dloop.reporting.noise import interval, resampled_speedups, resampled_taus
+from dloop.reporting.sweep import Point, mean, sweep
 from dloop.results import metrics
-from dloop.results.metrics import Audit
+from dloop.results.metrics import Audit, Departure
 from dloop.results.record import Result
 
+KeyT = TypeVar("KeyT")
 NAN = float("nan")
+HARDLY_OPENED = 0.05
+"""Share of rounds with an additional stage up to which a gain says nothing about the loop."""
 UNKNOWN_DRAWS = np.array([NAN])
 
 
@@ -38,8 +44,16 @@ class Measurement:
     """Rounds by additional stages."""
     audit: Audit | None = None
     """Against the baseline's answers; None for a baseline and without one."""
+    worst: Departure | None = None
+    """The answer that is least like the baseline's; None where all are identical."""
+    seconds: Counter[str] = field(default_factory=Counter)
+    """Decoding seconds of all rounds by part, as `ResponseRecord.stage_times`."""
+    gates: tuple[Point, ...] = ()
+    """What other gates would have made of these rounds; none for a run without a loop."""
     draws: np.ndarray = field(default_factory=UNKNOWN_DRAWS.copy)
     """Speedups of resampled responses."""
+    tau_draws: np.ndarray = field(default_factory=UNKNOWN_DRAWS.copy)
+    """Acceptance lengths of resampled responses."""
 
     @property
     def rounds(self) -> int:
@@ -57,9 +71,23 @@ class Measurement:
         return 1 - self.stages[0] / self.rounds if self.rounds else NAN
 
     @property
+    def hardly_opened(self) -> bool:
+        """Whether too few rounds had an additional stage to call a gain the loop's."""
+        return self.open_share <= HARDLY_OPENED
+
+    @property
     def speedup_interval(self) -> tuple[float, float]:
         """The middle 95 % of the resampled speedups."""
         return interval(self.draws)
+
+    @property
+    def tau_interval(self) -> tuple[float, float]:
+        """The middle 95 % of the resampled acceptance lengths."""
+        return interval(self.tau_draws)
+
+    def gain_interval(self, released: "Measurement") -> tuple[float, float]:
+        """The middle 95 % of the relative gain in speedup when the responses are resampled, the same on both sides."""
+        return interval(self.draws / released.draws - 1)
 
 
 MEANS = (
@@ -86,8 +114,20 @@ def measure(result: Result, baseline: Result | None, costs: CostTable | None = N
         acceptance=Counter(metrics.histogram(records)),
         stages=Counter(metrics.extra_stage_histogram(records)),
         audit=metrics.audit(records, against, dtype=result.env["dtype"]) if baseline and drafts else None,
+        worst=metrics.worst_departure(records, against) if baseline and drafts else None,
+        seconds=sum((Counter(record.stage_times) for record in records), Counter()),
+        gates=_gates(result, baseline, costs),
         draws=resampled_speedups(records, against, result.dataset.name),
+        tau_draws=resampled_taus(records, result.dataset.name),
     )
+
+
+def _gates(result: Result, baseline: Result | None, costs: CostTable | None) -> tuple[Point, ...]:
+    try:
+        return tuple(sweep(result, baseline, costs))
+    except UserError:
+        # Trees in a file of before their stages' rows were recorded: the table has everything else.
+        return ()
 
 
 def average(parts: Sequence[Measurement], wanted: int) -> Measurement:
@@ -100,11 +140,14 @@ def average(parts: Sequence[Measurement], wanted: int) -> Measurement:
         acceptance=_pooled([part.acceptance for part in parts]),
         stages=_pooled([part.stages for part in parts]),
         audit=sum(audits, Audit()) if audits else None,
+        seconds=_pooled([part.seconds for part in parts]),
+        gates=tuple(mean([part.gates for part in parts])) if complete else (),
         draws=np.mean([part.draws for part in parts], axis=0) if complete else UNKNOWN_DRAWS,
+        tau_draws=np.mean([part.tau_draws for part in parts], axis=0) if complete else UNKNOWN_DRAWS,
     )
 
 
-def _pooled(histograms: Sequence[Counter[int]]) -> Counter[int]:
+def _pooled(histograms: Sequence[Counter[KeyT]]) -> Counter[KeyT]:
     return reduce(lambda total, part: total + part, histograms, Counter())
 
 

@@ -5,6 +5,7 @@ runs. The same responses are drawn for every row of a benchmark, so that a gain 
 """
 
 import zlib
+from statistics import fmean
 
 import numpy as np
 
@@ -14,7 +15,10 @@ DRAWS = 1000
 
 
 def resampled_speedups(method: Records, baseline: Records, benchmark: str) -> np.ndarray:
-    """Speedups [DRAWS] of resampled responses; NaN without a common response that has a round."""
+    """Speedups [DRAWS] of resampled responses; NaN without a common response that has a round.
+
+    A response is drawn together with the baseline's answer to the same prompt.
+    """
     reference = {(part.index, part.turn): part.tpot for part in baseline if part.acceptance_lengths}
     pairs = [
         (reference[part.index, part.turn], part.tpot)
@@ -23,10 +27,19 @@ def resampled_speedups(method: Records, baseline: Records, benchmark: str) -> np
     ]
     if not pairs:
         return np.full(DRAWS, np.nan)
-    # The seed comes from the benchmark: alike for the rows of one, unlike for the benchmarks of an average.
-    picks = np.random.default_rng(zlib.crc32(benchmark.encode())).integers(len(pairs), size=(DRAWS, len(pairs)))
-    means = np.asarray(pairs)[picks].mean(axis=1)
+    means = np.asarray(pairs)[_picks(len(pairs), benchmark)].mean(axis=1)
     return means[:, 0] / means[:, 1]
+
+
+def resampled_taus(method: Records, benchmark: str) -> np.ndarray:
+    """Mean acceptance lengths [DRAWS] of resampled responses; NaN without a response that has a round."""
+    taus = [fmean(part.acceptance_lengths) for part in method if part.acceptance_lengths]
+    return np.asarray(taus)[_picks(len(taus), benchmark)].mean(axis=1) if taus else np.full(DRAWS, np.nan)
+
+
+def _picks(count: int, benchmark: str) -> np.ndarray:
+    # The seed comes from the benchmark: alike for the rows of one, unlike for the benchmarks of an average.
+    return np.random.default_rng(zlib.crc32(benchmark.encode())).integers(count, size=(DRAWS, count))
 
 
 def interval(draws: np.ndarray) -> tuple[float, float]:

@@ -10,10 +10,6 @@ from dloop.reporting import text
 from dloop.reporting.collect import Collected
 from dloop.reporting.labels import HOSTS, LOOPED, Row
 from dloop.reporting.measurement import Measurement
-from dloop.reporting.noise import interval
-
-HARDLY_OPENED = 0.05
-"""Share of rounds with an additional stage up to which a gain says nothing about the loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +33,7 @@ class Pair:
     @property
     def gain_interval(self) -> tuple[float, float]:
         """The middle 95 % of that gain when the responses are resampled, the same ones on both sides."""
-        return interval(self.looped.draws / self.released.draws - 1)
+        return self.looped.gain_interval(self.released)
 
     @property
     def tau_gain(self) -> float:
@@ -52,7 +48,7 @@ class Pair:
     @property
     def hardly_opened(self) -> bool:
         """Whether too few rounds had an additional stage to call the gain the loop's."""
-        return self.looped.open_share <= HARDLY_OPENED
+        return self.looped.hardly_opened
 
 
 def pairs(found: Collected) -> list[Pair]:
@@ -63,12 +59,11 @@ def pairs(found: Collected) -> list[Pair]:
 def _pair(found: Collected, row: Row) -> Pair:
     family = [other for other in found.rows if (other.target, other.host) == (row.target, row.host)]
     alike = [other for other in family if other.tree == row.tree]
-    released = next((r for r in alike if r.draft == "released" and not r.looped and not r.variant), None)
     control = next((other for other in alike if other.is_control and other.setting == row.setting), None)
     return Pair(
         row=row,
         family=_family_label(row, family),
-        released=found.average(released),
+        released=found.average(found.released(row)),
         looped=found.average(row),
         control=found.average(control),
     )

@@ -4,11 +4,8 @@ Made to be read in grey: the released draft is light bars, the looped one a dark
 from light to dark. Words stand at what they name. The same results give the same bytes.
 """
 
-import io
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -16,89 +13,39 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from dloop.reporting import speed_plots
 from dloop.reporting.collect import Collected
-from dloop.reporting.labels import HOSTS, LOOPED, benchmark_label
-from dloop.reporting.measurement import Measurement
+from dloop.reporting.figures import DARK, LIGHT, MUTED, STYLE, places, save
+from dloop.reporting.labels import LOOPED, benchmark_label
 from dloop.reporting.overview import Pair
+from dloop.reporting.panels import Panel, panels
 from dloop.reporting.text import length
-from dloop.results import atomic
 
-LIGHT, MUTED, DARK, INK = "#c9c9c9", "#666666", "#1f4e79", "#333333"
 SHADES = {"1": "#a9cbe3", "2": "#4a8ab8", "3 or more additional stages": "#123a5c"}
-ALL = "all rounds"
 LEAST_SCALE = 5.0
 """Percent the stages' axis shows at least, so that a gate that hardly opened looks like one."""
 
-STYLE = {
-    "svg.hashsalt": "dloop",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.titleweight": "bold",
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Panel:
-    """What a panel of both pictures shows."""
-
-    title: str
-    bars: str
-    """The bars' name."""
-    released: Measurement
-    looped: Measurement
-    """Of no round where no row loops: there is no line then."""
-    stages: dict[str, Measurement]
-    """By name of the bar."""
-
 
 def draw(found: Collected, pairs: Sequence[Pair], folder: Path) -> list[Path]:
-    """Write both pictures as SVG and PNG into `folder`; the SVG files are returned, none without a draft's rounds."""
+    """Write all pictures as SVG and PNG into `folder`; the SVG files are returned, none without a draft's rounds."""
     shown = panels(found, pairs)
     if not shown:
         return []
     with rc_context(STYLE):
-        pictures = {"acceptance_length": acceptance_length(shown), "extra_stages": extra_stages(shown)}
-        return [_save(figure, folder / name) for name, figure in pictures.items()]
-
-
-def panels(found: Collected, pairs: Sequence[Pair]) -> list[Panel]:
-    """One for each pair of released and looped draft; where there is none, one for each draft alone."""
-    looped = [
-        Panel(
-            title=f"{pair.row.target}: {pair.family}",
-            bars=HOSTS.get(pair.row.host, pair.row.host),
-            released=pair.released,
-            looped=pair.looped,
-            stages={**found.of(pair.row), ALL: pair.looped},
-        )
-        for pair in pairs
-        if pair.looped.rounds
-    ]
-    return looped or [
-        Panel(
-            title=f"{row.target}: {HOSTS.get(row.host, row.host)}",
-            bars=row.label,
-            released=found.average(row),
-            looped=Measurement(),
-            stages={**found.of(row), ALL: found.average(row)},
-        )
-        for row in found.rows
-        if row.host and found.average(row).rounds
-    ]
+        pictures = {
+            "speedup": speed_plots.speedup(shown),
+            "acceptance_length": acceptance_length(shown),
+            "extra_stages": extra_stages(shown),
+            "round_time": speed_plots.round_time(shown),
+            "gate": speed_plots.gate(shown),
+        }
+        return [save(figure, folder / name) for name, figure in pictures.items()]
 
 
 def acceptance_length(shown: Sequence[Panel]) -> Figure:
     """Share of rounds by acceptance length, released against looped."""
-    figure, places = _places(len(shown), width=4.6, height=2.9)
-    for axes, panel in zip(places, shown, strict=True):
+    figure, axes_of = places(len(shown), width=4.6, height=2.9)
+    for axes, panel in zip(axes_of, shown, strict=True):
         _acceptance_panel(axes, panel)
     return figure
 
@@ -141,22 +88,22 @@ def _name_line(axes: Axes, released: dict[int, float], looped: dict[int, float],
 
 def extra_stages(shown: Sequence[Panel]) -> Figure:
     """Share of rounds with one, two, three or more additional stages, by benchmark."""
-    figure, places = _places(len(shown), width=4.6, height=0.9 + 0.24 * max(len(panel.stages) for panel in shown))
-    for axes, panel in zip(places, shown, strict=True):
+    figure, axes_of = places(len(shown), width=4.6, height=0.9 + 0.24 * max(len(panel.stages) for panel in shown))
+    for axes, panel in zip(axes_of, shown, strict=True):
         _stages_panel(axes, panel)
     return figure
 
 
 def _stages_panel(axes: Axes, panel: Panel) -> None:
-    places = range(len(panel.stages), 0, -1)
-    left = [0.0] * len(places)
+    heights = range(len(panel.stages), 0, -1)
+    left = [0.0] * len(heights)
     for least, (words, color) in enumerate(SHADES.items(), start=1):
         shares = [_stage_share(part.stages, least, words) for part in panel.stages.values()]
-        axes.barh(places, shares, left=left, color=color, height=0.72, label=words)
+        axes.barh(heights, shares, left=left, color=color, height=0.72, label=words)
         left = [start + share for start, share in zip(left, shares, strict=True)]
-    for place, end in zip(places, left, strict=True):
-        axes.annotate(f"{end:.1f}", (end, place), xytext=(3, 0), textcoords="offset points", va="center")
-    axes.set_yticks(places, [benchmark_label(name) for name in panel.stages])
+    for height, end in zip(heights, left, strict=True):
+        axes.annotate(f"{end:.1f}", (end, height), xytext=(3, 0), textcoords="offset points", va="center")
+    axes.set_yticks(heights, [benchmark_label(name) for name in panel.stages])
     axes.set_xlim(0, 1.12 * max(*left, LEAST_SCALE))
     axes.set_xlabel("rounds with an additional stage (%)")
     axes.set_title(panel.title, pad=18)
@@ -175,18 +122,3 @@ def _stage_share(stages: Counter[int], least: int, words: str) -> float:
 
 def _shares(histogram: Counter[int]) -> dict[int, float]:
     return {key: 100 * count / histogram.total() for key, count in sorted(histogram.items())}
-
-
-def _places(count: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    columns = min(count, 3)
-    rows = math.ceil(count / columns)
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
-        content = io.BytesIO()
-        figure.savefig(content, format=suffix[1:], dpi=150, metadata=metadata)
-        atomic.write_bytes(path.with_suffix(suffix), content.getvalue())
-    return path.with_suffix(".svg")

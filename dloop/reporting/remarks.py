@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Sequence
 
 from dloop.reporting.collect import Collected
+from dloop.reporting.measurement import HARDLY_OPENED
 from dloop.reporting.noise import DRAWS
-from dloop.reporting.overview import HARDLY_OPENED, Pair
+from dloop.reporting.overview import Pair
 from dloop.reporting.text import percent
 from dloop.results.metrics import TIE_TOLERANCE, Audit
 
 CELLS = (
     "Each cell: speedup over autoregressive decoding / mean acceptance length τ (tokens a target forward yields). "
-    "Bold: the best of a target's drafts. Avg.: plain mean of the benchmarks."
+    "Bold: the best of a target's drafts. Avg.: plain mean of the benchmarks. Gain: speedup over the released host's."
 )
 INTERVAL = (
     f"The interval holds 95 % of {DRAWS} averages over resampled responses. It knows the choice of prompts and the "

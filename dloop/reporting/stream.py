@@ -50,10 +50,10 @@ class AnswerView:
     ) -> None:
         self._text, self._stops, self._plain_rate = Detokenizer(decode), stops, plain_rate
         self._line = Text()
-        self._live = Live(console=console, auto_refresh=False, get_renderable=self._show)
         self._stopped = False
         self._since = 0.0
         self.tokens, self.rounds, self.extra_stages, self.seconds = 0, 0, 0, 0.0
+        self._live = Live(console=console, auto_refresh=False, get_renderable=self._show)
 
     def __enter__(self) -> AnswerView:
         self._live.start()
@@ -61,6 +61,8 @@ class AnswerView:
 
     def __exit__(self, *error: object) -> None:
         self._live.stop()
+        if not self._live.console.is_terminal:
+            self._live.console.print()
 
     def __call__(self, tokens: Sequence[int], accepted_by_stage: Sequence[int] | None) -> None:
         """Show what a round emitted: what each stage had accepted, then the target's own token."""
@@ -105,7 +107,9 @@ class AnswerView:
 
 def styles(accepted_by_stage: Sequence[int]) -> list[str]:
     """One style a token of a round: the stages' accepted ones in order, the target's own at the end."""
-    drafted = [STAGES[min(stage, len(STAGES) - 1)] for stage, count in enumerate(accepted_by_stage) for _ in range(count)]
+    drafted = [
+        STAGES[min(stage, len(STAGES) - 1)] for stage, count in enumerate(accepted_by_stage) for _ in range(count)
+    ]
     return [*drafted, TARGET]
 
 

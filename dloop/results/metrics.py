@@ -4,6 +4,7 @@ Pure functions of records, no files, no torch. A response that stopped at its fi
 stays out of every mean of rounds or times. Definitions follow z-lab/dflash and liranringel/ddtree.
 """
 
+import math
 import os.path
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -146,6 +147,33 @@ def _verdict(record: ResponseRecord, expected: Sequence[int], tolerance: float) 
         return "identical"
     margin = record.divergence_margin if record.first_divergence == position else None
     return "tie" if margin is not None and margin <= tolerance else "divergent"
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Where a response leaves the baseline's answer."""
+
+    index: int
+    turn: int
+    position: int
+    """The first token that differs."""
+    margin: float | None
+    """The target's preference there; None when unknown."""
+
+
+def worst_departure(method: Records, baseline: Records) -> Departure | None:
+    """The departure that a tie explains least: of unknown margin, or of the largest; None without any.
+
+    Later turns behind an answer that already differed have another prompt and do not count.
+    """
+    answers = {(record.index, record.turn): record.output_ids for record in baseline}
+    found: dict[int, Departure] = {}
+    for record in method:
+        position = first_divergence(record.output_ids, answers.get((record.index, record.turn), []))
+        if position is not None and record.index not in found:
+            margin = record.divergence_margin if record.first_divergence == position else None
+            found[record.index] = Departure(record.index, record.turn, position, margin)
+    return max(found.values(), key=lambda part: math.inf if part.margin is None else part.margin, default=None)
 
 
 def compare_settings(method: Result, baseline: Result) -> tuple[list[str], list[str]]:

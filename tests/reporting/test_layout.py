@@ -5,6 +5,7 @@ import pytest
 
 from dloop.reporting import layout
 from dloop.reporting.collect import collect, read_rows
+from dloop.reporting.labels import Row
 from dloop.reporting.overview import cells, frame, pairs, sentence
 from tests.reporting.tree import ROWS, build
 
@@ -50,12 +51,24 @@ def test_the_best_method_of_each_column_is_marked_exactly():
 
 def test_cells_hold_both_numbers_and_the_best_in_bold():
     speedup = pd.DataFrame({"gsm8k": [1.0, 2.004, math.nan], "Avg.": [1.0, 3.0, 2.0]}, index=["b", "x", "y"])
-    grid = layout.Grid("tiny", speedup, speedup.iloc[::-1].set_axis(speedup.index), {}, {})
+    looped = Row(target="tiny", host="dflash", setting="dloop", draft="trained")
+    grid = layout.Grid(
+        target="tiny",
+        speedup=speedup,
+        tau=speedup.iloc[::-1].set_axis(speedup.index),
+        speedup_interval=speedup.map(lambda value: (value - 0.25, value + 0.25)),
+        tau_interval=speedup.map(lambda value: (math.nan, math.nan)),
+        gain=pd.Series({"b": math.nan, "x": math.nan, "y": 0.0825}),
+        averages={},
+        rows={"y": looped},
+    )
     assert layout.texts(grid, "<{}>".format).to_dict("index") == {
-        "b": {"GSM8K": "1.00x / --", "Avg.": "1.00x / 2.00"},
-        "x": {"GSM8K": "2.00x / <2.00>", "Avg.": "<3.00x> / <3.00>"},
-        "y": {"GSM8K": "-- / 1.00", "Avg.": "2.00x / 1.00"},
+        "b": {"GSM8K": "1.00x / --", "Avg.": "1.00x / 2.00", "Gain": ""},
+        "x": {"GSM8K": "2.00x / <2.00>", "Avg.": "<3.00x> / <3.00>", "Gain": ""},
+        "y": {"GSM8K": "-- / 1.00", "Avg.": "2.00x / 1.00", "Gain": "+8.2 %"},
     }
+    with_intervals = layout.texts(grid, str, intervals=True)
+    assert with_intervals["Avg."].tolist() == ["1.00x / 2.00", "3.00x [2.75, 3.25] / 3.00", "2.00x [1.75, 2.25] / 1.00"]
 
 
 def test_the_tidy_frame_holds_every_unrounded_number(found):

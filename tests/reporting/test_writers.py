@@ -12,6 +12,7 @@ from dloop.reporting.overview import pairs
 from dloop.results.metrics import Audit
 from tests.reporting.tree import build, cost_table
 
+PICTURES = ["speedup", "acceptance_length", "extra_stages", "round_time", "gate"]
 SETS = ["gsm8k", "my_set&more"]
 NOTE = "The demo:\n  100 % of it."
 
@@ -40,11 +41,12 @@ def tables(page):
 def test_the_page_of_a_host_renders_as_two_tables(found):
     page = markdown.host_page(found, "dflash", pairs(found), NOTE)
     main, details = tables(page)
-    assert main[0] == ["Speedup / τ", "GSM8K", "my_set&more", "Avg."]
+    assert main[0] == ["Speedup / τ", "GSM8K", "my_set&more", "Avg.", "Gain"]
     assert [line[0] for line in main[1:]] == ["Autoregressive", "DFlash", "+ DLoop", "+ control"]
-    assert main[1][1:] == ["1.00x / 1.00"] * 3
+    assert main[1][1:] == [*["1.00x / 1.00"] * 3, ""]
+    assert [line[-1] != "" for line in main[1:]] == [False, False, True, True]
     plain = re.compile(r"(\*\*)?\d\.\d\dx\1? / (\*\*)?\d+\.\d\d\2?")
-    assert all(plain.fullmatch(text.replace("**", "")) for line in main[1:] for text in line[1:])
+    assert all(plain.fullmatch(text.replace("**", "")) for line in main[1:] for text in line[1:-1])
     assert page.count("**") >= 2 * 2 * 3
     assert "modelled" in details[0]
     assert [line[1] for line in details[1:]] == ["", "closed", "-0.5", "-0.5"]
@@ -113,7 +115,7 @@ def test_latex_rows_have_as_many_cells_as_columns(found, kind):
 
 def test_latex_opens_a_target_s_rows_with_a_rule_and_its_name(found):
     lines = latex.host_table(found, "dflash", None).splitlines()
-    place = lines.index(r"\midrule \multicolumn{7}{l}{\textit{tiny}} \\")
+    place = lines.index(r"\midrule \multicolumn{8}{l}{\textit{tiny}} \\")
     assert [line.split(" & ")[0] for line in lines[place + 1 : place + 5]] == [
         *("Autoregressive", "DFlash", "+ DLoop", "+ control")
     ]
@@ -146,9 +148,9 @@ def test_the_terminal_shows_benchmarks_downwards(found, capsys):
 def test_pictures_are_the_same_bytes_each_time(found, tmp_path):
     for folder in ("a", "b"):
         written = plots.draw(found, pairs(found), tmp_path / folder)
-    assert [path.name for path in written] == ["acceptance_length.svg", "extra_stages.svg"]
+    assert [path.stem for path in written] == PICTURES
     names = {path.name for path in (tmp_path / "a").iterdir()}
-    assert names == {"acceptance_length.svg", "acceptance_length.png", "extra_stages.svg", "extra_stages.png"}
+    assert names == {f"{name}.{kind}" for name in PICTURES for kind in ("svg", "png")}
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
@@ -175,9 +177,7 @@ def released_alone(tmp_path_factory):
 
 
 def test_without_a_looped_row_the_pictures_show_the_released_draft_alone(released_alone, tmp_path):
-    assert [path.name for path in plots.draw(released_alone, [], tmp_path)] == [
-        *("acceptance_length.svg", "extra_stages.svg")
-    ]
+    assert [path.stem for path in plots.draw(released_alone, [], tmp_path)] == PICTURES
     shown = plots.panels(released_alone, pairs(released_alone))
     (axes,) = plots.acceptance_length(shown).axes
     assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(100)

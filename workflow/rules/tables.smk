@@ -1,7 +1,10 @@
-# Tables and plots, from result files alone.
+# Tables, plots and one page with all of them, from result files alone.
+
+report: "../report/workflow.rst"
+
 
 TABLES = [*plan["hosts"], "overview"]
-PLOTS = ["acceptance_length", "extra_stages"]
+PLOTS = ["speedup", "acceptance_length", "extra_stages", "round_time", "gate"]
 
 
 localrules:
@@ -13,15 +16,23 @@ rule tables:
         results=baseline_files() + evaluation_files(),
         cost=cost_table_inputs(),
     output:
+        page=report(
+            "results/tables/{gpu}/report.html",
+            caption="../report/page.rst",
+            category="Everything on one page",
+        ),
         numbers=report(
-            expand("results/tables/{{gpu}}/{table}.csv", table=TABLES),
+            expand("results/tables/{{gpu}}/{table}.csv", table=[*TABLES, "audit"]),
+            caption="../report/tables.rst",
             category="Tables",
         ),
         pages=expand(
             "results/tables/{{gpu}}/{table}.{kind}", table=TABLES, kind=["md", "tex"]
         ),
+        audit="results/tables/{gpu}/audit.md",
         plots=report(
             expand("results/plots/{{gpu}}/{plot}.svg", plot=PLOTS),
+            caption="../report/plots.rst",
             category="Plots",
         ),
         pictures=expand("results/plots/{{gpu}}/{plot}.png", plot=PLOTS),
