@@ -136,11 +136,12 @@ def _answer(session: Session, ids: Sequence[int], console: Console, plain_rate: 
     from dloop.decoding.loop import generate
     from dloop.reporting.stream import AnswerView
 
-    evaluator = session.evaluator
+    evaluator, tokenizer = session.evaluator, session.tokenizer
+    assert tokenizer is not None, "a session whose prompts are texts has one"
     said: list[int] = []
 
     def decode(tokens: Sequence[int]) -> str:
-        return session.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def watch(tokens: Sequence[int], drafted: Round | None) -> None:
         said.extend(tokens)

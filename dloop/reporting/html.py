@@ -58,7 +58,7 @@ def _rendered(page: str) -> str:
     # The pages' own pictures and links between them are files; here everything is on one page.
     page = re.sub(r"!\[[^\]]*\]\([^)]*\)\n*", "", page)
     page = re.sub(r"\]\(([a-z0-9.-]+)\.md\)", r"](#\1)", page)
-    html = str(MarkdownIt().enable("table").render(page))
+    html = str(MarkdownIt("commonmark", {"html": False}).enable("table").render(page))
     return html.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
 
 

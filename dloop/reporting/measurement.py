@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -133,9 +133,12 @@ def _gates(result: Result, baseline: Result | None, costs: CostTable | None) -> 
 def average(parts: Sequence[Measurement], wanted: int) -> Measurement:
     """The average of `parts` over `wanted` benchmarks; its means are unknown when a benchmark is missing."""
     complete = bool(parts) and len(parts) == wanted
+    means: dict[str, Any] = {
+        name: float(np.mean([getattr(part, name) for part in parts])) for name in MEANS if complete
+    }
     audits = [part.audit for part in parts if part.audit]
     return Measurement(
-        **{name: float(np.mean([getattr(part, name) for part in parts])) for name in MEANS if complete},
+        **means,
         responses=sum(part.responses for part in parts),
         acceptance=_pooled([part.acceptance for part in parts]),
         stages=_pooled([part.stages for part in parts]),

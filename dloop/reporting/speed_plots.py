@@ -68,7 +68,7 @@ def _dot(axes: Axes, part: Measurement, height: float, color: str, marker: str, 
     """A speedup with its interval."""
     line = DARK if color == DARK else MUTED
     axes.plot(part.speedup_interval, [height, height], color=line, linewidth=1, zorder=2)
-    edge = {"markeredgecolor": INK, "markeredgewidth": 0.6, "markersize": 6, "linestyle": "none"}
+    edge: dict[str, Any] = {"markeredgecolor": INK, "markeredgewidth": 0.6, "markersize": 6, "linestyle": "none"}
     axes.plot(part.speedup, height, marker, color=color, label=name, zorder=3, **edge)
 
 
@@ -143,7 +143,7 @@ def _gate_panel(axes: Axes, panel: Panel) -> None:
             continue
         axes.plot(spot, value, "D", color="white", markeredgecolor=INK, markersize=6)
         rises = spot == 0 or value >= values[spot - 1]
-        place = {"xytext": (-7, 3 if rises else -3), "va": "bottom" if rises else "top", "ha": "right"}
+        place: dict[str, Any] = {"xytext": (-7, 3 if rises else -3), "va": "bottom" if rises else "top", "ha": "right"}
         axes.annotate(f"measured {text.ratio(value)}", (spot, value), textcoords="offset points", **place)
     axes.set_xticks(range(len(points)), names)
     axes.tick_params(axis="x", labelrotation=45 if len(points) > 7 else 0)

@@ -1,5 +1,6 @@
 # Tables, plots and one page with all of them, from result files alone.
 
+
 report: "../report/workflow.rst"
 
 
