@@ -140,6 +140,29 @@ class Configuration:
             return f"{self.training_folder(target, host, draft)}/final"
         return str(self._draft(target, host, draft))
 
+    def _draft_flags(self, target: str, host: str, draft: str, flag: str) -> Flags:
+        repository, revision = split_revision(self.draft_source(target, host, draft))
+        return {flag: repository} if revision is None else {flag: repository, "draft_revision": revision}
+
+    def repositories(self) -> list[tuple[str, str | None]]:
+        """The models of the hub that the configuration names, each with its revision if one is given."""
+        targets = [(entry["model"], entry.get("revision")) for entry in self.values["targets"].values()]
+        drafts = [self._drafts_of(*pair) for pair in self.pairs]
+        named = [split_revision(source) for sources in drafts for source in sources]
+        found = [(name, revision) for name, revision in [*targets, *named] if _is_repository(name)]
+        return list(dict.fromkeys(found))
+
+    def _drafts_of(self, target: str, host: str) -> list[str]:
+        drafts = self.values["hosts"][host]["drafts"][target]
+        return [drafts[name] for name in ("released", "published") if isinstance(drafts.get(name), str)]
+
+    def hub_environment(self) -> dict[str, str]:
+        """Variables that tell every job where models and data sets are kept, and whether it may ask the hub."""
+        hub = self.values.get("hub", {})
+        folders = {"HF_HOME": hub.get("cache"), "DLOOP_HUB_MIRROR": hub.get("mirror")}
+        found = {name: str(Path(folder).absolute()) for name, folder in folders.items() if folder is not None}
+        return found | ({"HF_HUB_OFFLINE": str(int(hub["offline"]))} if "offline" in hub else {})
+
     def training_folder(self, target: str, host: str, draft: str) -> str:
         """Where a draft is trained, with its checkpoints on the way."""
         return f"results/train/{target}/{host}/{draft}"
@@ -154,7 +177,7 @@ class Configuration:
             **self._target_flags(target),
             **self.runtime_flags(target),
             **self.values["evaluation"],
-            "draft_model": self.draft_source(target, host, draft),
+            **self._draft_flags(target, host, draft, "draft_model"),
             **chosen.get("flags_for", {}).get(target, chosen["flags"]),
         }
 
@@ -207,10 +230,21 @@ class Configuration:
             raise UserError(f"hosts.{host}.drafts.{target}.{draft} is a finished draft: there is nothing to train")
         if draft == "released":
             return flags | self._draft(target, host, draft)
-        start = self.draft_source(target, host, "released")
-        if start != INSIDE_TARGET:
-            flags[START_FLAGS[host]] = start
+        if self.draft_source(target, host, "released") != INSIDE_TARGET:
+            flags |= self._draft_flags(target, host, "released", START_FLAGS[host])
         return flags | (family["control"] | own.get("control", {}) if draft == "control" else {})
+
+
+def split_revision(source: str) -> tuple[str, str | None]:
+    """`owner/name@revision` as its two parts; anything else is a repository or folder without one."""
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)@([\w.-]+)", source)
+    return (match[1], match[2]) if match else (source, None)
+
+
+def _is_repository(source: str) -> bool:
+    """Whether a model comes from the hub: not a folder that is there, not one the workflow makes."""
+    made_here = source.startswith(("results/", "/", "."))
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", source)) and not made_here and not Path(source).exists()
 
 
 def command_line(flags: Mapping[str, Any]) -> str:

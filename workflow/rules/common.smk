@@ -25,6 +25,8 @@ try:
 except UserError as error:
     raise WorkflowError(str(error))
 
+os.environ.update(plan.hub_environment())
+
 # With all benchmarks in one job, a job's outputs are those of every benchmark and its log is called "all".
 ALL_IN_ONE = plan["benchmarks_per_job"] == "all"
 JOB = "all" if ALL_IN_ONE else "{benchmark}"
