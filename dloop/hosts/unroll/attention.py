@@ -23,12 +23,13 @@ OwnRowAttention = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
 def attend_densely(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """All scores at once: any device, and the oracle of the other one."""
     heads = q.shape[1] // keys[0].shape[1]
-    prefix_BHSS = _scores(q) @ keys[0].repeat_interleave(heads, 1).transpose(-1, -2)
-    later = torch.ones(prefix_BHSS.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    scores = torch.cat((prefix_BHSS.masked_fill(later, float("-inf")), _own_scores(q, keys[1:])), dim=-1)
+    later = torch.full((q.shape[2], q.shape[2]), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    prefix_keys = keys[0].repeat_interleave(heads, 1).flatten(0, 1)
+    prefix = torch.baddbmm(later, _scaled(q).flatten(0, 1), prefix_keys.transpose(1, 2)).unflatten(0, q.shape[:2])
+    scores = torch.cat((prefix, _own_scores(q, keys[1:])), dim=-1)
     weights = scores.float().softmax(-1).to(q.dtype)
-    prefix, own = weights.split((q.shape[2], len(keys) - 1), dim=-1)
-    return prefix @ values[0].repeat_interleave(heads, 1) + _own_values(own, values[1:], heads)
+    seen, own = weights.split((q.shape[2], len(keys) - 1), dim=-1)
+    return seen @ values[0].repeat_interleave(heads, 1) + _own_values(own, values[1:], heads)
 
 
 def attend_flexibly(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
@@ -50,7 +51,7 @@ def attend_flexibly(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor])
     return share * prefix + _own_values(own, values[1:], q.shape[1] // keys[0].shape[1])
 
 
-def _scores(q: Tensor) -> Tensor:
+def _scaled(q: Tensor) -> Tensor:
     return q * q.shape[-1] ** -0.5
 
 
@@ -58,7 +59,7 @@ def _own_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
     """Scores [B, H, S, steps] of each row with its own later keys."""
     if not keys:
         return q.new_empty(*q.shape[:-1], 0)
-    grouped = _scores(q).unflatten(1, (keys[0].shape[1], -1))
+    grouped = _scaled(q).unflatten(1, (keys[0].shape[1], -1))
     return torch.stack([(grouped * key[:, :, None]).sum(-1) for key in keys], dim=-1).flatten(1, 2)
 
 
