@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from dloop.data.loader import Batch
 from dloop.decoding.clock import Clock
 from dloop.decoding.gate import Gate
-from dloop.decoding.loop import Settings, generate
+from dloop.decoding.loop import Settings, SilentDrafter, generate
 from dloop.decoding.target import Target
 from dloop.hosts.host import ObjectiveOptions, TargetOutputs
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import load_target
+from dloop.results.metrics import first_divergence
 
 CPU = torch.device("cpu")
 
@@ -154,3 +155,23 @@ def test_the_unroll_equals_the_reference(host, target, forward):
         cross_entropy = loss.ratios[f"unroll/cross_entropy/{step + 1}"][0]
         assert float(cross_entropy) == pytest.approx(float(forward["ttt_ce_sum_over_T"][step]), abs=1e-4)
     assert float(loss.total) == pytest.approx(float(forward["ttt_loss_decay0.8"]), abs=1e-4)
+
+
+def test_bfloat16_differs_from_plain_decoding_only_at_near_ties(folder, traces):
+    checkpoint = str(folder / "checkpoint")
+    target = load_target(checkpoint, dtype=torch.bfloat16, device=CPU)
+    host = load_host(checkpoint, dtype=torch.bfloat16, device=CPU)
+    decoder = Target(target, host.taps)
+    same = 0
+    for trace in traces:
+        settings = Settings(60, frozenset(), Gate(-0.5, 7))
+        plain = generate(decoder, SilentDrafter(), trace["prompt"], settings, Clock(CPU)).output_ids
+        looped = generate(decoder, host.drafter(target), trace["prompt"], settings, Clock(CPU)).output_ids
+        place = first_divergence(looped, plain)
+        same += 60 if place is None else place
+        if place is not None:
+            decoder.reset(128)
+            with torch.inference_mode():
+                assert decoder.top_margin(trace["prompt"] + plain[:place]) < 0.1
+    decoder.close()
+    assert same > 60
