@@ -87,6 +87,43 @@ def _qwen35(vocabulary: int, tokens: Mapping[str, Any]) -> PreTrainedModel:
     return Qwen3_5ForCausalLM(config)
 
 
+def _gemma4(vocabulary: int, tokens: Mapping[str, Any]) -> PreTrainedModel:
+    """6 layers of 128, every third one full, in the composite model with its (untrained) image and audio embedders."""
+    from transformers import Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
+
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 6,
+        "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2,
+        # Shorter than a conversation, so that the window slides.
+        "sliding_window": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 0,
+        "final_logit_softcapping": 30.0,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.04,
+        "tie_word_embeddings": True,
+    }
+    config = Gemma4UnifiedConfig(
+        text_config=text | dict(tokens),
+        vision_config={"mm_embed_dim": 16, "mm_posemb_size": 4, "output_proj_dims": 128, "patch_size": 2},
+        audio_config={"audio_embed_dim": 8},
+        tie_word_embeddings=True,
+    )
+    model = Gemma4UnifiedForConditionalGeneration(config)
+    for layer in model.get_decoder().layers:
+        # Attention scores are not divided by the head's size: the query norm carries that factor in trained models.
+        layer.self_attn.q_norm.weight.data.fill_(layer.self_attn.head_dim**-0.5)
+    return model
+
+
 def _save_plainly(model: PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
 
@@ -113,4 +150,5 @@ def _save_qwen35(model: PreTrainedModel, folder: Path) -> None:
 ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture(_qwen3, _save_plainly),
     "qwen3.5": Architecture(_qwen35, _save_qwen35),
+    "gemma4": Architecture(_gemma4, _save_plainly),
 }

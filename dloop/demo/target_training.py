@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from dloop.cli import UserError
-from dloop.hosts.target_model import decoder, head
+from dloop.hosts.target_model import decoder, head, soft_capped
 from dloop.results.atomic import write_bytes
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def answer_logits(model: PreTrainedModel, ids_BS: Tensor, answer_BS: Tensor) -> 
     """Logits [R, V] of the answer tokens and these tokens [R], batch row by batch row."""
     hidden_BSD = decoder(model)(input_ids=ids_BS, use_cache=False).last_hidden_state
     asked = answer_BS[:, 1:]
-    return head(model)(hidden_BSD[:, :-1][asked]), ids_BS[:, 1:][asked]
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return soft_capped(head(model)(hidden_BSD[:, :-1][asked]), cap), ids_BS[:, 1:][asked]
 
 
 def rate_share(step: int, steps: int) -> float:

@@ -38,7 +38,7 @@ class Options:
     """The demo's tokenizer, a folder."""
     output_dir: Path
     """Folder of the finished target; replaced when it exists."""
-    architecture: Literal["qwen3", "qwen3.5"] = "qwen3"
+    architecture: Literal["qwen3", "qwen3.5", "gemma4"] = "qwen3"
     """What the target is built like."""
     steps: int = 1800
     """Optimizer steps."""

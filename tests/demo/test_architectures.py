@@ -14,7 +14,7 @@ from dloop.hosts.target_model import embedding, head
 DRAFTS = Path("config/demo-drafts")
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("qwen3", 1_510_528), ("qwen3.5", 761_208)])
+@pytest.mark.parametrize(("name", "parameters"), [("qwen3", 1_510_528), ("qwen3.5", 761_208), ("gemma4", 940_776)])
 def test_a_new_target_has_its_documented_size_and_follows_the_seed(name, parameters):
     model, again = (new_target(name, 1024, eos=2, pad=0, seed=0) for _ in range(2))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
@@ -30,3 +30,11 @@ def test_the_draft_configuration_of_the_qwen35_demo_is_its_targets_own(tmp_path)
     assert asked == stored
     host = new_host(str(DRAFTS / "mtp-qwen3.5.json"), seed=0, dtype=torch.float32, device=torch.device("cpu"))
     host.check_target(model)
+
+
+def test_the_assistant_of_the_gemma4_demo_fits_its_target():
+    model = new_target("gemma4", 1024, eos=2, pad=0, seed=0)
+    host = new_host(str(DRAFTS / "mtp-gemma4.json"), seed=0, dtype=torch.float32, device=torch.device("cpu"))
+    host.check_target(model)
+    kinds = host.network.config.get_text_config().layer_types
+    assert set(kinds) == set(model.config.get_text_config().layer_types)

@@ -52,6 +52,25 @@ def test_a_qwen35_target_is_written_as_the_real_ones_are(corpus, tokenizer_folde
     assert json.loads((output / "training.json").read_text())["recipe"]["architecture"] == "qwen3.5"
 
 
+def test_a_gemma4_target_is_written_as_the_real_ones_are(corpus, tokenizer_folder, tmp_path):
+    from safetensors.torch import load_file
+
+    from dloop.hosts.target_model import decoder, load_target
+
+    output = tmp_path / "target"
+    train_target(_options(corpus, tokenizer_folder, output, architecture="gemma4"))
+    assert json.loads((output / "config.json").read_text())["model_type"] == "gemma4_unified"
+    stored = load_file(output / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    assert {name.split(".")[1] for name in stored} == {
+        *("language_model", "vision_embedder", "embed_vision", "embed_audio")
+    }
+    model = load_target(str(output), dtype=torch.float32, device=torch.device("cpu"))
+    assert model.generation_config.eos_token_id == [2, 0]
+    for name, tensor in decoder(model).state_dict().items():
+        assert torch.equal(tensor, stored[f"model.language_model.{name}"])
+
+
 def test_the_facts_of_the_training_are_kept(folder):
     facts = json.loads((folder / "training.json").read_text())
     assert facts["recipe"]["steps"] == 2

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dloop import benchmark
 from dloop.decoding.clock import Clock
 from dloop.decoding.gate import Gate
 from dloop.decoding.loop import Settings, SilentDrafter, generate
@@ -71,6 +72,26 @@ def test_every_round_equals_the_reference(pair, traces, name):
             assert root == expected["verified_next"]
         assert len(result.rounds) >= len(case[name])
         assert result.output_ids[:64] == case["greedy"]
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_evaluation_command_reproduces_the_reference(golden, traces, tmp_path, name):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "result.json"
+    prompts.write_text("".join(json.dumps({"prompt_ids": case["prompt"]}) + "\n" for case in traces))
+    folder, gate = golden / "mtp_gemma4", TRACES[name]
+    flags = {
+        **{"model": folder / "target", "draft-model": folder / "assistant", "dataset": prompts, "output": out},
+        **{"loop-gate": gate.threshold, "max-new-tokens": 64 + 8 * 6, "stop-token-ids": "none"},
+        **{"dtype": "float32", "device": "cpu", "warmup-runs": 0},
+    }
+    if gate.max_extra_stages:
+        flags["max-extra-stages"] = gate.max_extra_stages
+    benchmark.main([word for flag, value in flags.items() for word in (f"--{flag}", str(value))])
+    for case, response in zip(traces, json.loads(out.read_text())["responses"], strict=True):
+        rounds = case[name]
+        assert response["output_ids"][:64] == case["greedy"]
+        assert response["acceptance_lengths"][: len(rounds)] == [found["accepted"] + 1 for found in rounds]
+        assert response["extra_stages"][: len(rounds)] == [found["stages"] - 1 for found in rounds]
 
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
