@@ -191,6 +191,20 @@ class Configuration:
         entry = self.values["targets"][target]
         return {"target_runtime": entry["target_runtime"]} if "target_runtime" in entry else {}
 
+    def cost_flags(self, target: str, host: str) -> Flags:
+        """Every option of `dloop.cost_table` that decides what is timed: the released draft stands for all others."""
+        draft = self._draft_flags(target, host, "released", "draft_model")
+        return {**self._target_flags(target), **self.runtime_flags(target), **draft, **self.device_flags()}
+
+    @property
+    def has_cost_tables(self) -> bool:
+        """Whether the tables show a modelled speedup beside the measured one."""
+        return bool(self.values["tables"].get("cost_tables"))
+
+    def table_flags(self) -> Flags:
+        """Options of `dloop.tables` that the configuration states as they are."""
+        return {name: value for name, value in self.values["tables"].items() if name != "cost_tables"}
+
     def device_flags(self) -> Flags:
         """Where evaluations run and in which precision."""
         return {key: self.values["evaluation"][key] for key in ("dtype", "device") if key in self.values["evaluation"]}
@@ -248,14 +262,9 @@ def _is_repository(source: str) -> bool:
 
 
 def command_line(flags: Mapping[str, Any]) -> str:
-    """`{"loop_gate": -0.5, "strict_data": True}` as `--loop-gate -0.5 --strict-data`, quoted for a shell.
-
-    A flag whose value is None is left out.
-    """
+    """`{"loop_gate": -0.5, "strict_data": True}` as `--loop-gate -0.5 --strict-data`, quoted for a shell."""
     words: list[str] = []
     for name, value in flags.items():
-        if value is None:
-            continue
         option = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")

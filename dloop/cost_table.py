@@ -30,7 +30,11 @@ class Options:
     model: str
     """Target: folder or hub repository."""
     draft_model: str
-    """Draft: folder or hub repository."""
+    """Draft: folder or hub repository; `mtp`: the head inside the target's checkpoint."""
+    revision: str | None = None
+    """Revision of the target on the hub."""
+    draft_revision: str | None = None
+    """Revision of the draft on the hub."""
     output: Path
     """File to write."""
     rows: CommaInts = (1, 2, 4, 8, 15, 16, 22, 29, 31, 46, 61)
@@ -55,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from dloop.decoding.session import ATTENTION
     from dloop.decoding.target import Target
-    from dloop.hosts.registry import load_host
+    from dloop.hosts.registry import INSIDE_TARGET, load_host
     from dloop.hosts.target_model import DTYPES, load_target
     from dloop.results.atomic import write_json
     from dloop.results.provenance import environment
@@ -63,8 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     device = choose_device(options.device)
     dtype = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-    model = load_target(options.model, dtype=DTYPES[dtype], device=device, attn=ATTENTION)
-    host = load_host(options.draft_model, dtype=DTYPES[dtype], device=device)
+    model = load_target(options.model, dtype=DTYPES[dtype], device=device, revision=options.revision, attn=ATTENTION)
+    inside = options.draft_model == INSIDE_TARGET
+    source, revision = (options.model, options.revision) if inside else (options.draft_model, options.draft_revision)
+    host = load_host(source, dtype=DTYPES[dtype], device=device, revision=revision)
     host.check_target(model)
     target = Target(model, host.taps, options.target_runtime)
     with torch.inference_mode():
@@ -74,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_json(
         options.output,
         {
+            "model": options.model,
+            "host": host.name,
             "verify_seconds": verify,
             "draft_stage_seconds": draft,
             "options": {key: str(value) for key, value in asdict(options).items()},

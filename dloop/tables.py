@@ -43,8 +43,9 @@ class Options:
     results: Path = Path("results")
     """Folder with `baseline/GPU/TARGET/BENCHMARK.json` and `eval/GPU/TARGET/HOST/SETTING/DRAFT/BENCHMARK.json`."""
 
-    cost_table: Path | None = None
-    """Seconds by rows and stages (python -m dloop.cost_table): adds the modelled speedup beside the measured one."""
+    cost_table: tuple[Path, ...] = ()
+    """Seconds by rows and stages, one file a target and host (python -m dloop.cost_table): adds the modelled speedup
+    beside the measured one."""
 
     intervals: bool = False
     """Write 95 % intervals into the cells of the hosts' tables; the CSV files always hold them."""
@@ -66,7 +67,7 @@ def make(options: Options) -> list[Path]:
     from dloop.reporting.plots import draw
     from dloop.reporting.terminal import show
 
-    costs = read_cost_table(options.cost_table) if options.cost_table else None
+    costs = [read_cost_table(path) for path in options.cost_table]
     rows = read_rows(_json(options.experiments))
     found = collect(options.results, options.gpu, rows, options.benchmarks, costs)
     lines = pairs(found)

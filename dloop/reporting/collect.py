@@ -35,7 +35,7 @@ class Collected:
     paths: dict[tuple[Row, str], Path] = field(default_factory=dict)
     """The files behind `measured`."""
     missing: list[str] = field(default_factory=list)
-    costs: CostTable | None = None
+    costs: Sequence[CostTable] = ()
     rounds_beyond_costs: int = 0
 
     @property
@@ -73,7 +73,7 @@ class Collected:
 
 
 def collect(
-    results: Path, gpu: str, rows: Sequence[Row], benchmarks: Sequence[str], costs: CostTable | None = None
+    results: Path, gpu: str, rows: Sequence[Row], benchmarks: Sequence[str], costs: Sequence[CostTable] = ()
 ) -> Collected:
     """Read the baselines and evaluations of `rows` below `results`, one file after the other.
 
@@ -83,8 +83,6 @@ def collect(
     if not names or len(set(names)) < len(names):
         raise UserError(f"--benchmarks is {' '.join(names) or 'empty'}: name at least one, and each column once")
     found = Collected(rows=list(_with_baselines(rows)), benchmarks=names, costs=costs)
-    if costs and len({(row.target, row.host) for row in rows}) > 1:
-        raise UserError("a cost table belongs to one target and one host, the experiments hold several: leave it out")
     conditions = SameConditions()
     with tqdm(total=len(found.rows) * len(names), desc="results", unit="file", disable=None) as progress:
         for target in found.targets:
@@ -120,9 +118,8 @@ def _collect_benchmark(
             check_row(str(path), result, row)
             if baseline:
                 found.warnings.update(check_baseline(str(path), result, str(baseline_path), baseline))
-            _check_costs(found, str(path), result)
         found.paths[row, name] = path if row.host else baseline_path
-        found.measured[row, name] = measure(result, baseline, found.costs)
+        found.measured[row, name] = measure(result, baseline, _costs_of(found, str(path), result))
     for result in found.results:
         result.responses = []
 
@@ -137,16 +134,19 @@ def _read(found: Collected, path: Path, conditions: SameConditions) -> Result | 
     return result
 
 
-def _check_costs(found: Collected, path: str, result: Result) -> None:
-    if not found.costs:
-        return
+def _costs_of(found: Collected, path: str, result: Result) -> CostTable | None:
+    """The cost table of a result's target and host, if one was given; it must be of the same machine."""
+    costs = next((table for table in found.costs if table.fits(result)), None)
+    if costs is None:
+        return None
     for key in ("gpu", "dtype"):
-        if key in found.costs.env and found.costs.env[key] != result.env[key]:
+        if key in costs.env and costs.env[key] != result.env[key]:
             raise UserError(
-                f"the cost table was timed with {key} {found.costs.env[key]}, {path} with {result.env[key]}: "
+                f"the cost table was timed with {key} {costs.env[key]}, {path} with {result.env[key]}: "
                 "run python -m dloop.cost_table where the results were measured"
             )
-    found.rounds_beyond_costs += found.costs.beyond(result.responses)
+    found.rounds_beyond_costs += costs.beyond(result.responses)
+    return costs
 
 
 def read_rows(raw: Any) -> list[Row]:

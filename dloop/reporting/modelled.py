@@ -1,6 +1,7 @@
 """Speedup computed from rounds and a cost table instead of measured: free of the noise between two timed runs.
 
-The cost table (`python -m dloop.cost_table`) holds seconds of a target forward by rows and of a drafting stage. Row
+The cost table (`python -m dloop.cost_table`) holds seconds of a target forward by rows and of a drafting stage, for one
+target and one host without its tree. Row
 numbers between two entries are interpolated linearly. Beyond the largest entry the line through the last two goes
 on; `beyond` counts such rounds, so that a table can say so.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dloop.cli import UserError
-from dloop.results.record import ResponseRecord
+from dloop.results.record import ResponseRecord, Result
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,13 @@ class CostTable:
     first_stage: float
     next_stage: float
     env: dict[str, Any]
+    model: str = ""
+    host: str = ""
+
+    def fits(self, result: Result) -> bool:
+        """Whether it was timed for the target and the host of `result`, which drafted no tree."""
+        chains = not result.config.get("tree_budget")
+        return chains and (self.model, self.host) == (result.config["model"], result.host)
 
     def verify(self, rows: int) -> float:
         """Seconds of a target forward of `rows` rows."""
@@ -57,7 +65,8 @@ def read_cost_table(path: Path) -> CostTable:
         raw = json.loads(path.read_text(encoding="utf-8"))
         verify = tuple(sorted((int(rows), float(seconds)) for rows, seconds in raw["verify_seconds"].items()))
         stages = raw["draft_stage_seconds"]
-        table = CostTable(verify, float(stages["first"]), float(stages["next"]), dict(raw["env"]))
+        first, following = float(stages["first"]), float(stages["next"])
+        table = CostTable(verify, first, following, dict(raw["env"]), raw["model"], raw["host"])
     except OSError as error:
         raise UserError(
             f"cost table {path} cannot be read ({error.strerror}): run python -m dloop.cost_table"

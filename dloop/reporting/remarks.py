@@ -88,7 +88,9 @@ def modelled(found: Collected) -> str:
     longer = f" {beyond} rounds were longer than the cost table; its last slope was continued for them."
     return (
         "The modelled speedup charges every round the seconds of a cost table that was timed once (drafting stages, "
-        "verified rows), so it is free of timing noise between runs." + longer * bool(beyond)
+        "verified rows), so it is free of timing noise between runs. Rows with a tree have none."
+        + longer
+        * bool(beyond)
     )
 
 

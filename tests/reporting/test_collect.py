@@ -176,7 +176,7 @@ def test_a_row_asked_for_twice_is_refused(tree):
 
 def test_a_cost_table_fills_the_modelled_speedup(tree):
     root, listed = tree
-    found = gather(root, listed, costs=read_cost_table(cost_table(root / "c.json", rows=16)))
+    found = gather(root, listed, costs=[read_cost_table(cost_table(root / "c.json", rows=16))])
     trained = next(numbers for (row, _), numbers in found.measured.items() if row.draft == "trained")
     assert trained.modelled_speedup == pytest.approx(trained.speedup, rel=0.2)
     assert found.rounds_beyond_costs > 0
@@ -185,13 +185,22 @@ def test_a_cost_table_fills_the_modelled_speedup(tree):
 def test_a_cost_table_of_another_machine_is_refused(tree):
     root, listed = tree
     with pytest.raises(UserError, match="timed with gpu CPU: Model 8"):
-        gather(root, listed, costs=read_cost_table(cost_table(root / "c.json", gpu="CPU: Model 8")))
+        gather(root, listed, costs=[read_cost_table(cost_table(root / "c.json", gpu="CPU: Model 8"))])
 
 
 def test_a_cost_table_belongs_to_one_target(tmp_path):
-    listed = build(tmp_path, targets=("a", "b"), benchmarks=["gsm8k"], prompts=1)
-    with pytest.raises(UserError, match="one target and one host"):
-        gather(tmp_path, listed, ["gsm8k"], costs=read_cost_table(cost_table(tmp_path / "c.json")))
+    listed = build(tmp_path, targets=("tiny", "other"), benchmarks=["gsm8k"], prompts=1)
+    found = gather(tmp_path, listed, ["gsm8k"], costs=[read_cost_table(cost_table(tmp_path / "c.json"))])
+    modelled = {row.target for (row, _), numbers in found.measured.items() if numbers.modelled_speedup > 0}
+    assert modelled == {"tiny"}
+
+
+def test_a_row_with_a_tree_has_no_modelled_speedup(tree):
+    root, _ = tree
+    costs = read_cost_table(cost_table(root / "c.json"))
+    assert costs.fits(read_result(root / METHOD))
+    change(root, METHOD, lambda result: result.config.update(tree_budget=16))
+    assert not costs.fits(read_result(root / METHOD))
 
 
 @pytest.mark.parametrize("raw", [{}, [], [1], [{"target": "t"}], [{**dict.fromkeys("abcd"), "flags": {}}]])

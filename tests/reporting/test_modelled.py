@@ -8,6 +8,8 @@ from tests.results.fabricate import response
 
 TABLE = CostTable(((1, 1.0), (4, 1.3), (8, 2.1)), first_stage=0.5, next_stage=0.25, env={})
 
+OTHERWISE_FINE = {"model": "t", "host": "dflash", "draft_stage_seconds": {"first": 1, "next": 1}, "env": {}}
+
 
 @pytest.mark.parametrize(("rows", "seconds"), [(1, 1.0), (2, 1.1), (4, 1.3), (6, 1.7), (8, 2.1), (10, 2.5), (3, 1.2)])
 def test_rows_between_entries_are_interpolated_and_the_last_slope_goes_on(rows, seconds):
@@ -39,9 +41,9 @@ def test_a_cost_table_is_read_back(tmp_path):
     [
         ({}, "KeyError"),
         ([], "is not one"),
-        ({"verify_seconds": {"1": 1}, "draft_stage_seconds": {"first": 1, "next": 1}, "env": {}}, "at least one more"),
-        ({"verify_seconds": {"2": 1, "4": 2}, "draft_stage_seconds": {"first": 1, "next": 1}, "env": {}}, "for 1 row"),
-        ({"verify_seconds": {"1": 0, "4": 2}, "draft_stage_seconds": {"first": 1, "next": 1}, "env": {}}, "positive"),
+        (OTHERWISE_FINE | {"verify_seconds": {"1": 1}}, "at least one more"),
+        (OTHERWISE_FINE | {"verify_seconds": {"2": 1, "4": 2}}, "for 1 row"),
+        (OTHERWISE_FINE | {"verify_seconds": {"1": 0, "4": 2}}, "positive"),
     ],
 )
 def test_what_is_no_cost_table_is_refused(raw, sentence, tmp_path):

@@ -21,7 +21,7 @@ NOTE = "The demo:\n  100 % of it."
 def found(tmp_path_factory):
     root = tmp_path_factory.mktemp("results")
     listed = build(root, benchmarks=SETS, prompts=3, ties=0.5, env={"torch": "2.13.0"})
-    costs = read_cost_table(cost_table(root / "c.json"))
+    costs = [read_cost_table(cost_table(root / "c.json"))]
     return collect(root, "cpu", read_rows(listed), SETS, costs)
 
 

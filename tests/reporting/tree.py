@@ -67,7 +67,9 @@ def cost_table(path: Path, *, rows=64, **env) -> Path:
     """The cost table that the invented times follow."""
     verify = {str(n): STEP + ROW * (n - 1) for n in (1, BLOCK + 1, 2 * BLOCK + 1, rows)}
     env = {"gpu": "CPU: Model 7", "dtype": "float32", **env}
-    write_json(path, {"verify_seconds": verify, "draft_stage_seconds": {"first": STAGE, "next": STAGE}, "env": env})
+    stages = {"first": STAGE, "next": STAGE}
+    timed = {"verify_seconds": verify, "draft_stage_seconds": stages, "env": env}
+    write_json(path, {"model": "models/tiny", "host": "dflash", **timed})
     return path
 
 

@@ -49,8 +49,10 @@ def test_every_host_is_laid_over_the_demo(project):
     demo = project.planned("--configfile", "config/demo.yaml")
     everything = project.planned("--configfile", "config/demo.yaml", "config/demo-all.yaml")
     own, added = project.configuration("demo.yaml"), project.configuration("demo-all.yaml")
-    rows = sum(len(host) for host in own["settings"].values()) + sum(len(host) for host in added["settings"].values())
-    assert everything["evaluate"] == rows
+    targets = {host: len(entry["drafts"]) for values in (own, added) for host, entry in values["hosts"].items()}
+    settings = [(host, rows) for values in (own, added) for host, rows in values["settings"].items()]
+    assert everything["evaluate"] == sum(targets[host] * len(rows) for host, rows in settings)
+    assert everything["cost_table"] == sum(targets.values())
     assert everything["corpus"] == everything["tokenizer"] == 1
     assert everything["train"] > demo["train"]
     assert own["hosts"].keys() | added["hosts"].keys() == project.configuration()["hosts"].keys()

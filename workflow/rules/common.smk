@@ -84,10 +84,13 @@ def prompt_inputs(wildcards):
     return made_here(plan["prompts"].get("flags", {}).get("data_path", ""))
 
 
+def released_inputs(wildcards):
+    return made_here(plan.draft_source(wildcards.target, wildcards.host, "released"))
+
+
 def start_inputs(wildcards):
     """The released draft a training starts from; a released draft itself is trained from scratch."""
-    source = plan.draft_source(wildcards.target, wildcards.host, "released")
-    return [] if wildcards.draft == "released" else made_here(source)
+    return [] if wildcards.draft == "released" else released_inputs(wildcards)
 
 
 def draft_inputs(wildcards):
@@ -96,8 +99,11 @@ def draft_inputs(wildcards):
     )
 
 
-def cost_table_inputs():
-    return made_here(plan["tables"].get("cost_table") or "")
+def cost_tables():
+    wanted = plan.pairs if plan.has_cost_tables else []
+    return [
+        f"results/costs/{plan['gpu']}/{target}/{host}.json" for target, host in wanted
+    ]
 
 
 def dataset_inputs(wildcards):
@@ -128,6 +134,10 @@ def training_flags(wildcards):
     return command_line(
         plan.training_flags(wildcards.target, wildcards.host, wildcards.draft)
     )
+
+
+def cost_flags(wildcards):
+    return command_line(plan.cost_flags(wildcards.target, wildcards.host))
 
 
 def baseline_flags(wildcards):

@@ -70,27 +70,3 @@ rule tiny_target:
     shell:
         "python -m dloop.demo.tiny_target --corpus {input.corpus} --heldout {input.heldout}"
         " --tokenizer {input.tokenizer} --output-dir {output} {params.flags} > {log} 2>&1"
-
-
-rule cost_table:
-    input:
-        target=plan["targets"][plan.pairs[0][0]]["model"],
-        draft=f"{plan.training_folder(*plan.pairs[0], 'released')}/final",
-    output:
-        "results/demo/cost_table.json",
-    log:
-        "logs/cost_table/demo.log",
-    benchmark:
-        "logs/cost_table/demo.usage.jsonl"
-    conda:
-        "../envs/core.yaml"
-    threads: plan["threads"]["alone"]
-    resources:
-        runtime=10,
-    params:
-        flags=command_line(plan.device_flags() | plan.runtime_flags(plan.pairs[0][0])),
-    message:
-        "Timing the parts of a round (log: {log})"
-    shell:
-        "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m dloop.cost_table --model {input.target} --draft-model {input.draft} {params.flags} --output {output}"
-        " > {log} 2>&1"

@@ -95,3 +95,27 @@ rule evaluate:
     shell:
         "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 {params.launch} dloop.benchmark {params.flags} --dataset {params.datasets}"
         " --baseline-result {input.baseline} --expect-device {wildcards.gpu} --output {output} > {log} 2>&1"
+
+
+# A few parts of a round, timed once for a target and a host: for the modelled speedup beside the measured one.
+rule cost_table:
+    input:
+        target=target_inputs,
+        draft=released_inputs,
+    output:
+        "results/costs/{gpu}/{target}/{host}.json",
+    log:
+        "logs/cost_table/{gpu}/{target}/{host}.log",
+    benchmark:
+        "logs/cost_table/{gpu}/{target}/{host}.usage.jsonl"
+    conda:
+        target_env
+    threads: plan["threads"]["alone"]
+    resources:
+        gpu=min(1, plan["gpus_per_job"]),
+    params:
+        flags=cost_flags,
+    message:
+        "Timing the parts of a round of {wildcards.target} with {wildcards.host} (log: {log})"
+    shell:
+        "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m dloop.cost_table {params.flags} --output {output} > {log} 2>&1"

@@ -15,7 +15,7 @@ localrules:
 rule tables:
     input:
         results=baseline_files() + evaluation_files(),
-        cost=cost_table_inputs(),
+        costs=cost_tables(),
     output:
         page=report(
             "results/tables/{gpu}/report.html",
@@ -50,10 +50,13 @@ rule tables:
         benchmarks=plan.benchmarks,
         tables=lambda wildcards: f"results/tables/{wildcards.gpu}",
         plots=lambda wildcards: f"results/plots/{wildcards.gpu}",
-        flags=command_line(plan["tables"]),
+        flags=command_line(plan.table_flags()),
+        costs=lambda wildcards, input: (
+            f"--cost-table {input.costs}" if input.costs else ""
+        ),
     message:
         "Tables and plots of {wildcards.gpu} (log: {log})"
     shell:
         "python -m dloop.tables --results results --gpu {wildcards.gpu} --experiments {params.experiments:q}"
         " --benchmarks {params.benchmarks} --output {params.tables} --plots {params.plots}"
-        " {params.flags} > {log} 2>&1"
+        " {params.costs} {params.flags} > {log} 2>&1"
