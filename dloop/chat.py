@@ -35,7 +35,7 @@ class Options:
     model: str
     """Target: folder or hub repository."""
     draft_model: str
-    """Draft: folder or hub repository. Its family is recognised from its files."""
+    """Draft: folder or hub repository, or `mtp` for the head inside the target. Its family is recognised."""
     prompt: str | None = None
     """Answer this and end."""
     loop_gate: float = -0.5
@@ -46,6 +46,16 @@ class Options:
     """Draft nodes verified a round; 0 is the host's chain alone."""
     stage_tree_budget: int | None = None
     """Draft nodes an additional stage adds to a tree."""
+    topk_k: int | None = None
+    """Candidates a depth (DFlash and EAGLE-3 trees)."""
+    tree_width: int | None = None
+    """Nodes kept a depth (DSpark and Domino trees)."""
+    tree_beta: float | None = None
+    """Length bonus, at most 0 (DSpark and Domino trees)."""
+    tree_depth: int | None = None
+    """Depth of the tree (EAGLE-3)."""
+    mtp_k: int | None = None
+    """Drafts a stage (MTP)."""
     max_new_tokens: int = 512
     """New tokens an answer may have."""
     thinking: bool = False
@@ -54,6 +64,8 @@ class Options:
     """Revision of the target on the hub."""
     draft_revision: str | None = None
     """Revision of the draft on the hub."""
+    target_runtime: Literal["lean", "library"] = "library"
+    """The library's own forward, or our lean one over the same weights (plain Qwen3 alone)."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Default: bfloat16 on a GPU, float32 on a CPU."""
     device: str | None = None
