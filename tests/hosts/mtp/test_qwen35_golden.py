@@ -17,6 +17,7 @@ from dloop.hosts.host import ObjectiveOptions, TargetOutputs
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import load_target
 from dloop.results.metrics import first_divergence
+from dloop.training.target_pass import FrozenTarget
 
 CPU = torch.device("cpu")
 
@@ -175,3 +176,22 @@ def test_bfloat16_differs_from_plain_decoding_only_at_near_ties(folder, traces):
                 assert decoder.top_margin(trace["prompt"] + plain[:place]) < 0.1
     decoder.close()
     assert same > 60
+
+
+def test_padding_on_the_right_and_a_shift_leave_the_targets_states_alone(target, traces):
+    rows = [
+        torch.tensor(trace["prompt"] + trace["greedy"][:length])
+        for trace, length in zip(traces, (40, 72), strict=False)
+    ]
+    lengths = [len(row) for row in rows]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long()
+    batch = Batch(ids, mask, mask, 0, (0, 1))
+    frozen = FrozenTarget(target, ("norm",), position_offset_max=300)
+    outputs = frozen(batch, lengths)
+    frozen.taps.close()
+    assert outputs.position_offset_B.min() > 0
+    for row, state in zip(rows, outputs.states["norm"], strict=True):
+        with torch.no_grad():
+            alone = target.model(input_ids=row[None], use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(state[: len(row)], alone, atol=1e-4, rtol=1e-4)
