@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from peers import Peer, Run, library_assisted, library_dflash, library_draft, library_greedy, ours
+from probes import Now, OperatorCount, Stopwatch, clock
+from report import Group, Row, show, write
+from steering import Steering, random_draft, repeating_target
 
 from dloop.cli import UserError, parse, run
 from dloop.hosts.host import Host
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import DTYPES, load_target
 from dloop.training.distributed import choose_device
-from peers import Peer, Run, library_dflash, library_draft, library_greedy, ours
-from probes import Now, OperatorCount, Stopwatch, clock
-from report import Row, show, write
-from steering import Steering, random_draft, repeating_target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,10 @@ class Options:
     """Target: folder or hub repository. Default: a random one that repeats a token."""
     draft_model: str | None = None
     """A DFlash draft of that target."""
-    shape: Literal["narrow", "qwen3-4b"] | None = None
+    shape: Literal["tiny", "narrow", "qwen3-4b"] | None = None
     """Sizes of the random target. Default: qwen3-4b on a GPU, else narrow."""
+    gemma: Path | None = Path("tests/golden/mtp_gemma4")
+    """Folder with a Gemma 4 `target` and its `assistant`, compared in a table of its own; `None` leaves it out."""
     tau: float = 6.4
     """Acceptance length that a random draft is steered to (that of Qwen3-8B with DFlash on GSM8K)."""
     gate: float = -0.5
@@ -76,22 +78,36 @@ def main() -> None:
         raise UserError("give --model and --draft-model together, or neither")
     torch.set_num_threads(options.threads)
     device = choose_device(options.device)
-    peers, steering = line_up(options, device)
-    restart = steering.restart if steering else lambda: None
+    groups = [measure(line_up(options, device), options, device)]
+    if options.gemma is not None:
+        groups.append(measure(line_up_gemma(options, options.gemma, device), options, device))
+    for group in groups:
+        show(group)
+    if options.output is not None:
+        write(options.output, groups, asdict(options), device)
+
+
+@dataclass(frozen=True)
+class LineUp:
+    """Decoders of one target; `restart` is called before every response."""
+
+    title: str
+    peers: list[Peer]
+    restart: Callable[[], None] = lambda: None
+
+
+def measure(line_up: LineUp, options: Options, device: torch.device) -> Group:
+    """Warm up, time, look inside."""
     tokens = options.tokens or (96 if options.quick else 256)
     repeats = options.repeats or (3 if options.quick else 9)
-    check_ids(peers, restart, tokens)
     now = clock(device, options.clock)
-    seconds = timed(peers, restart, tokens, repeats, now)
-    rows = looked_into(peers, restart, tokens, repeats, now, seconds)
-    show(rows, asdict(options))
-    if options.output is not None:
-        write(options.output, rows, asdict(options), device)
+    compare_ids(line_up, tokens)
+    return Group(line_up.title, look_into(line_up, tokens, repeats, now, time_responses(line_up, tokens, repeats, now)))
 
 
-def line_up(options: Options, device: torch.device) -> tuple[list[Peer], Steering | None]:
-    """All decoders over one target and one draft, and what steers the draft."""
-    dtype = DTYPES[options.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
+def line_up(options: Options, device: torch.device) -> LineUp:
+    """All decoders over one Qwen3 target and one DFlash draft."""
+    dtype = precision(options, device)
     steering = None
     if options.model and options.draft_model:
         model = load_target(options.model, dtype=dtype, device=device)
@@ -107,7 +123,7 @@ def line_up(options: Options, device: torch.device) -> tuple[list[Peer], Steerin
     if steering:
         for network in (host.network, theirs):
             network.norm.register_forward_hook(steering)
-    prompt = [1 + (place * 37) % (model.config.vocab_size - 1) for place in range(options.prompt_length)]
+    prompt = prompt_of(options, model.config.vocab_size)
     mode = (model, host, prompt, options.target_runtime)
     peers = [
         library_greedy(model, prompt),
@@ -125,51 +141,73 @@ def line_up(options: Options, device: torch.device) -> tuple[list[Peer], Steerin
             against="transformers DFlash",
         ),
     ]
-    return peers, steering
+    title = f"{options.model or 'random Qwen3'}, our target by the {options.target_runtime} runtime"
+    return LineUp(title, peers, steering.restart) if steering else LineUp(title, peers)
 
 
-def check_ids(peers: list[Peer], restart: Callable[[], None], tokens: int) -> None:
-    """One unmeasured response of each; stops when decoders disagree in float32."""
+def line_up_gemma(options: Options, folder: Path, device: torch.device) -> LineUp:
+    """All decoders over a Gemma 4 target and its assistant, whose acceptance is their own."""
+    dtype = precision(options, device)
+    model = load_target(str(folder / "target"), dtype=dtype, device=device)
+    host = load_host(str(folder / "assistant"), dtype=dtype, device=device)
+    assistant = load_target(str(folder / "assistant"), dtype=dtype, device=device)
+    prompt = prompt_of(options, model.config.get_text_config().vocab_size)
+    assisted = "transformers assisted"
+    peers = [
+        library_greedy(model, prompt),
+        ours("ours, autoregressive", model, None, prompt, "library", against="transformers generate"),
+        library_assisted(model, assistant, prompt),
+        ours("ours, assistant", model, host, prompt, "library", against=assisted),
+        ours("ours, assistant + DLoop", model, host, prompt, "library", options.gate, against=assisted),
+    ]
+    return LineUp(f"Gemma 4 of {folder}, the target by the library runtime", peers)
+
+
+def precision(options: Options, device: torch.device) -> torch.dtype:
+    """What `--dtype` says, or what fits the device."""
+    return DTYPES[options.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
+
+
+def prompt_of(options: Options, vocabulary: int) -> list[int]:
+    """Ids that mean nothing."""
+    return [1 + (place * 37) % (vocabulary - 1) for place in range(options.prompt_length)]
+
+
+def compare_ids(line_up: LineUp, tokens: int) -> None:
+    """One unmeasured response of each; says so when decoders disagree."""
     answers = {}
-    for peer in peers:
-        restart()
+    for peer in line_up.peers:
+        line_up.restart()
         answers[peer.name] = peer.answer(tokens).ids
-    first = answers[peers[0].name]
+    first = line_up.peers[0].name
     for name, ids in answers.items():
-        if ids != first:
-            print(f"note: {name} says something else than {peers[0].name}; in 16 bits near-ties do that")
+        if ids != answers[first]:
+            print(f"note: {name} says something else than {first}; in 16 bits near-ties do that")
 
 
-def timed(peers: list[Peer], restart: Callable[[], None], tokens: int, repeats: int, now: Now) -> dict[str, float]:
+def time_responses(line_up: LineUp, tokens: int, repeats: int, now: Now) -> dict[str, float]:
     """Median seconds of a whole response, prompt included, by decoder."""
-    seconds: dict[str, list[float]] = {peer.name: [] for peer in peers}
+    seconds: dict[str, list[float]] = {peer.name: [] for peer in line_up.peers}
     for _ in range(repeats):
-        for peer in peers:
-            restart()
+        for peer in line_up.peers:
+            line_up.restart()
             begin = now()
             peer.answer(tokens)
             seconds[peer.name].append(now() - begin)
     return {name: statistics.median(several) for name, several in seconds.items()}
 
 
-def looked_into(
-    peers: list[Peer],
-    restart: Callable[[], None],
-    tokens: int,
-    repeats: int,
-    now: Now,
-    seconds: dict[str, float],
-) -> list[Row]:
-    """The table's rows: `repeats` more responses with the networks' calls timed, one with operators counted."""
-    looks: dict[str, list[tuple[float, float, float]]] = {peer.name: [] for peer in peers}
+def look_into(line_up: LineUp, tokens: int, repeats: int, now: Now, seconds: dict[str, float]) -> list[Row]:
+    """The table's rows: `repeats` more responses with the networks' calls timed, two with operators counted."""
+    looks: dict[str, list[tuple[float, float, float]]] = {peer.name: [] for peer in line_up.peers}
     runs: dict[str, Run] = {}
     for _ in range(repeats):
-        for peer in peers:
-            restart()
+        for peer in line_up.peers:
+            line_up.restart()
             runs[peer.name], look = look_once(peer, tokens, now)
             looks[peer.name].append(look)
     rows: list[Row] = []
-    for peer in peers:
+    for peer in line_up.peers:
         answer = runs[peer.name]
         total, target, draft = (statistics.median(part) for part in zip(*looks[peer.name], strict=True))
         rows.append(
@@ -183,7 +221,7 @@ def looked_into(
                 round_ms=total * 1e3,
                 target_ms=target * 1e3,
                 draft_ms=draft * 1e3,
-                operators=operators(peer, restart, tokens),
+                operators=operators(peer, line_up.restart, tokens),
                 parts_ms={part: value / answer.rounds * 1e3 for part, value in answer.parts.items()},
             )
         )
@@ -204,9 +242,9 @@ def look_once(peer: Peer, tokens: int, now: Now) -> tuple[Run, tuple[float, floa
 
 
 def operators(peer: Peer, restart: Callable[[], None], tokens: int) -> float:
-    """Operators a round, from a longer and a shorter response, so that the prompt's drop out."""
+    """Operators a round, from a whole response and the shortest one, so that the prompt's drop out."""
     counts = []
-    for length in (tokens, tokens // 2):
+    for length in (tokens, 1):
         restart()
         with OperatorCount() as counter:
             answer = peer.answer(length)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from probes import Watched
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -15,10 +16,9 @@ from dloop.decoding.clock import Clock
 from dloop.decoding.gate import Gate
 from dloop.decoding.loop import Settings, SilentDrafter, generate
 from dloop.decoding.target import Target
-from dloop.hosts.host import Host
+from dloop.hosts.host import Drafter, Host
 from dloop.hosts.target_model import embedding, head
 from dloop.hosts.tree_options import TreeOptions
-from probes import Watched
 
 LIBRARY_NAMES = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 
@@ -53,6 +53,11 @@ def library_greedy(model: PreTrainedModel, prompt: list[int]) -> Peer:
     return _library("transformers generate", model, prompt, [])
 
 
+def library_assisted(model: PreTrainedModel, assistant: PreTrainedModel, prompt: list[int]) -> Peer:
+    """transformers' assisted generation."""
+    return _library("transformers assisted", model, prompt, [(assistant, "forward")], assistant_model=assistant)
+
+
 def library_dflash(model: PreTrainedModel, draft: PreTrainedModel, prompt: list[int]) -> Peer:
     """transformers' DFlash generation."""
     arguments = {"assistant_model": draft, "speculation_type": "dflash"}
@@ -61,14 +66,16 @@ def library_dflash(model: PreTrainedModel, draft: PreTrainedModel, prompt: list[
 
 def _library(name: str, model: PreTrainedModel, prompt: list[int], drafts: list[Watched], **arguments: Any) -> Peer:
     ids = torch.tensor([prompt], device=embedding(model).weight.device)
+    # An argument of None leaves the configured one in force, and a response must have its full length.
+    model.generation_config.eos_token_id = None
 
     def answer(tokens: int) -> Run:
         rows: list[int] = []
-        hook = model.model.register_forward_pre_hook(
+        hook = model.register_forward_pre_hook(
             lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
         )
         try:
-            output = model.generate(ids, do_sample=False, max_new_tokens=tokens, eos_token_id=None, **arguments)
+            output = model.generate(ids, do_sample=False, max_new_tokens=tokens, **arguments)
         finally:
             hook.remove()
         # The first forward reads the prompt.
@@ -120,7 +127,7 @@ def ours(
     """Our loop under one setting; without a `host` it is autoregressive decoding."""
     tree = TreeOptions(tree_budget, stage_tree_budget)
     target = Target(model, host.taps if host else (), runtime)
-    drafter = host.drafter(model, tree, target.cache) if host else SilentDrafter()
+    drafter: Drafter = host.drafter(model, tree, target.cache) if host else SilentDrafter()
 
     def answer(tokens: int) -> Run:
         settings = Settings(tokens, frozenset(), Gate(gate), tree_budget, stage_tree_budget)
@@ -135,12 +142,13 @@ def ours(
             clock.read(),
         )
 
-    return Peer(name, answer, [(target, "_forward")], _draft_calls(model, host), against)
+    return Peer(name, answer, [(target, "_forward")], _draft_calls(model, host, drafter), against)
 
 
-def _draft_calls(model: PreTrainedModel, host: Host | None) -> list[Watched]:
+def _draft_calls(model: PreTrainedModel, host: Host | None, drafter: Drafter) -> list[Watched]:
     if host is None:
         return []
-    network: nn.Module = host.network
-    parts = [network, *(part for name, part in network.named_children() if name != "layers")]
-    return [(part, "forward") for part in (*parts, head(model), embedding(model))]
+    parts: list[nn.Module] = [*host.network.modules(), head(model), embedding(model)]
+    calls: list[Watched] = [(part, "forward") for part in parts]
+    # Block drafts run past their modules' own forwards.
+    return [*calls, (drafter, "_run")] if hasattr(drafter, "_run") else calls

@@ -41,17 +41,18 @@ class Stopwatch:
     @contextmanager
     def watching(self, kind: str, watched: list[Watched]) -> Iterator[None]:
         """Count calls of `watched` as `kind` within."""
+        before = [vars(place).get(name) for place, name in watched]
         for place, name in watched:
             setattr(place, name, self._timed(kind, getattr(place, name)))
         try:
             yield
         finally:
-            for place, name in watched:
-                delattr(place, name)
+            for (place, name), own in zip(watched, before, strict=True):
+                delattr(place, name) if own is None else setattr(place, name, own)
 
     def _timed(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
         # Wrapped so that the library still finds the signature it looks at.
-        @functools.wraps(call)
+        @functools.wraps(call, updated=())
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._depth:
                 return call(*args, **kwargs)

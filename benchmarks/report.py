@@ -52,12 +52,21 @@ def derived(row: Row, rows: dict[str, Row]) -> dict[str, float]:
     }
 
 
-def show(rows: list[Row], options: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Group:
+    """Decoders of one target."""
+
+    title: str
+    rows: list[Row]
+
+
+def show(group: Group) -> None:
     """Print two tables: what a user gets, and where a round's time goes."""
+    rows = group.rows
     by_name = {row.name: row for row in rows}
     console = Console(width=max(Console().width, 110))
     speed = _table(
-        f"Decoding, our target by the {options['target_runtime']} runtime",
+        group.title,
         *("tokens/s", "x transformers", "speedup", "tau", "rows a round", "extra stages"),
     )
     time = _table(
@@ -98,43 +107,55 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
-def write(folder: Path, rows: list[Row], options: dict[str, Any], device: torch.device) -> None:
+def write(folder: Path, groups: list[Group], options: dict[str, Any], device: torch.device) -> None:
     """`decode.json` and `decode.png` in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    by_name = {row.name: row for row in rows}
     values = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     write_json(
         folder / "decode.json",
         {
             "options": values,
             "env": environment(device, options["dtype"] or "default", "sdpa"),
-            "rows": [asdict(row) | {"host_ms": row.host_ms} | derived(row, by_name) for row in rows],
+            "groups": [{"title": group.title, "rows": _plain(group.rows)} for group in groups],
         },
     )
-    plot(folder / "decode.png", rows)
+    plot(folder / "decode.png", groups)
     Console().print(f"{folder / 'decode.json'}, {folder / 'decode.png'}")
 
 
-def plot(path: Path, rows: list[Row]) -> None:
-    """Milliseconds a token by decoder, stacked: target, draft, everything else."""
+def _plain(rows: list[Row]) -> list[dict[str, Any]]:
+    by_name = {row.name: row for row in rows}
+    return [asdict(row) | {"host_ms": row.host_ms} | derived(row, by_name) for row in rows]
+
+
+def plot(path: Path, groups: list[Group]) -> None:
+    """Milliseconds a token by decoder, stacked: target, draft, everything else; one panel a target."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 0.6 * len(rows) + 1.2), layout="constrained")
-    left = [0.0] * len(rows)
-    names = [row.name for row in rows]
-    for part, colour in (("target", "#4c72b0"), ("draft", "#dd8452"), ("host", "#8c8c8c")):
-        widths = [getattr(row, f"{part}_ms") / row.tau for row in rows]
-        axes.barh(names, widths, left=left, color=colour, label=part)
-        left = [before + width for before, width in zip(left, widths, strict=True)]
-    for place, (row, end) in enumerate(zip(rows, left, strict=True)):
-        axes.text(end, place, f" {row.tokens_per_second:.0f} tokens/s", va="center", fontsize=9)
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds a token")
-    axes.set_xlim(0, max(left) * 1.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    heights = [len(group.rows) for group in groups]
+    figure, panels = pyplot.subplots(
+        len(groups),
+        figsize=(9, 0.5 * sum(heights) + 1.4 * len(groups)),
+        height_ratios=heights,
+        layout="constrained",
+        squeeze=False,
+    )
+    for axes, group in zip(panels[:, 0], groups, strict=True):
+        left = [0.0] * len(group.rows)
+        for part, colour in (("target", "#4c72b0"), ("draft", "#dd8452"), ("host", "#8c8c8c")):
+            widths = [getattr(row, f"{part}_ms") / row.tau for row in group.rows]
+            axes.barh([row.name for row in group.rows], widths, left=left, color=colour, label=part)
+            left = [before + width for before, width in zip(left, widths, strict=True)]
+        for place, (row, end) in enumerate(zip(group.rows, left, strict=True)):
+            axes.text(end, place, f" {row.tokens_per_second:.0f} tokens/s", va="center", fontsize=9)
+        axes.invert_yaxis()
+        axes.set_title(group.title, fontsize=10, loc="left")
+        axes.set_xlabel("milliseconds a token")
+        axes.set_xlim(0, max(left) * 1.2)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

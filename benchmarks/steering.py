@@ -2,14 +2,14 @@
 
 Speed does not depend on what the weights say, only acceptance does. So the target is random except that its embedding
 and head make token `TOKEN` win at every place, and what the draft's last norm returns is replaced: rows meant to be
-right point at that token, the others away from it. How many rows of a stage are right is drawn once (a geometric
-length, cut at the block) and used for every decoder alike, so that all of them accept the same drafts.
+right point at that token, the others away from it. How many rows of a stage are right follows one sequence (geometric
+lengths, cut at the block) for every decoder, so that all of them accept the same drafts.
 """
 
 from __future__ import annotations
 
 import json
-import random
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,10 @@ TOKEN = 7
 STRENGTH = 40.0
 """Logit of the wanted token in a right row; its probability there is 1 within 1e-12."""
 SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6, "vocab_size": 160},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
+    },
     "narrow": {
         **{"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 36, "vocab_size": 4096},
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
@@ -61,13 +65,14 @@ def repeating_target(shape: str, dtype: torch.dtype, device: torch.device) -> Pr
 
 
 def random_draft(target: PreTrainedModel) -> Host:
-    """A DFlash draft as wide as `target`, of five layers and blocks of 16, in its precision and on its device."""
+    """A DFlash draft as wide as `target`, of up to five layers and blocks of 16, in its precision and on its device."""
     config, weight = target.config, target.get_input_embeddings().weight
     names = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size rms_norm_eps"
     raw = {name: getattr(config, name) for name in names.split()} | {
-        **{"architectures": ["DFlashDraftModel"], "num_hidden_layers": DRAFT_LAYERS, "block_size": BLOCK},
+        **{"architectures": ["DFlashDraftModel"], "block_size": BLOCK},
+        "num_hidden_layers": min(DRAFT_LAYERS, config.num_hidden_layers - 3),
         **{"num_target_layers": config.num_hidden_layers, "rope_theta": config.rope_parameters["rope_theta"]},
-        "dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 9, 17, 25, 33]},
+        "dflash_config": {"mask_token_id": 1},
     }
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(raw))
@@ -81,20 +86,15 @@ def _direction(size: int) -> Tensor:
 
 
 def right_rows(tau: float, drafts: int, count: int = 4096) -> list[int]:
-    """How many leading rows of each stage are right: `count` draws whose mean is `tau` - 1 for one stage of `drafts`."""
+    """How many leading rows of each stage are right: `count` lengths of mean `tau` - 1, at most `drafts`."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
         expected = sum(middle**length for length in range(1, drafts + 1))
         low, high = (middle, high) if expected < tau - 1 else (low, middle)
-    source = random.Random(0)
-    draws = []
-    for _ in range(count):
-        length = 0
-        while length < drafts and source.random() < low:
-            length += 1
-        draws.append(length)
-    return draws
+    # Spread evenly instead of drawn at random: every stretch of some twenty stages has nearly the same mean.
+    places = [(place + 1) * (math.sqrt(5) - 1) / 2 % 1 for place in range(count)]
+    return [min(drafts, int(math.log(place) / math.log(low))) for place in places]
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Steering:
         ]
 
     def restart(self) -> None:
-        """Begin again with the first draw."""
+        """Begin again with the first length."""
         self._stage = 0
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
