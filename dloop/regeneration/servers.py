@@ -17,6 +17,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from dloop.regeneration.dialogue import Answer, Message, Reasoning
 
+_REASON = 300
+"""Characters of a server's reason that are told."""
 _THINKING: dict[Reasoning, bool | None] = {"none": None, "disable": False, "save": True}
 
 
@@ -158,7 +160,9 @@ class Server:
         except openai.APIConnectionError as error:
             raise Lost(f"{self.address}: {_cause(error)}") from error
         except openai.APIStatusError as error:
-            raise _meaning(error.status_code)(f"{self.address}: HTTP {error.status_code}: {error.message}") from error
+            # Not every server wraps its reason as the client expects, so that the client's message may hold none.
+            reason = error.response.text.strip()[:_REASON] or error.message
+            raise _meaning(error.status_code)(f"{self.address}: HTTP {error.status_code}: {reason}") from error
         except (openai.APIError, ValueError) as error:
             raise Lost(f"{self.address}: not a chat completion ({_cause(error)})") from error
         return self._read(reply)
