@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,47 @@ def test_every_gpu_rule_has_resources_in_the_profile():
 @pytest.mark.parametrize("directive", ["log:", "conda:", "resources:", "benchmark:", "shell:"])
 def test_every_rule_that_runs_something_declares(directive):
     assert [name for name, text in rules().items() if "output:" in text and directive not in text] == []
+
+
+ENVIRONMENT_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["channels", "dependencies"],
+    "properties": {
+        "channels": {"const": ["conda-forge"]},
+        "dependencies": {
+            "type": "array",
+            "items": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/pip"}]},
+            "contains": {"$ref": "#/$defs/pip"},
+            "maxContains": 1,
+            "allOf": [{"contains": {"pattern": r"^python=3\.1[12]$"}}, {"contains": {"const": "pip"}}],
+        },
+    },
+    "$defs": {
+        "pip": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["pip"],
+            # A relative path would not be found: Snakemake copies the file elsewhere before conda reads it.
+            "properties": {"pip": {"type": "array", "uniqueItems": True, "items": {"pattern": r"^[a-zA-Z][^/\\]*$"}}},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("file", ENVIRONMENTS, ids=lambda file: file.stem)
+def test_environments_have_the_form_that_conda_reads(file):
+    Draft202012Validator(ENVIRONMENT_SCHEMA).validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+
+
+def test_the_form_refuses_what_would_not_work():
+    found = yaml.safe_load(ENVIRONMENTS[0].read_text(encoding="utf-8"))
+    pip = found["dependencies"].pop()
+    for dependencies in ([*found["dependencies"], pip, pip], found["dependencies"], ["python=3.12", pip]):
+        wrong = found | {"dependencies": dependencies}
+        assert not Draft202012Validator(ENVIRONMENT_SCHEMA).is_valid(wrong)
+    local = found | {"dependencies": [*found["dependencies"], {"pip": ["-e ../.."]}]}
+    assert not Draft202012Validator(ENVIRONMENT_SCHEMA).is_valid(local)
 
 
 @pytest.mark.parametrize("file", ENVIRONMENTS, ids=lambda file: file.stem)
