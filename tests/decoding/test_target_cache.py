@@ -159,12 +159,10 @@ def test_cropping_alone_goes_wrong(golden, qwen, monkeypatch):
     right = []
     for rule in (delta_rule.DeltaRule, lambda model: None):
         monkeypatch.setattr(target_cache, "DeltaRule", rule)
-        for trace in traces:
+        for trace in traces[:2]:
             result = generate(Target(qwen), Stubborn(), trace["prompt"], Settings(48, frozenset()), Clock(CPU))
             right.append(result.output_ids == trace["greedy"][:48])
-    ours, cropped = right[: len(traces)], right[len(traces) :]
-    assert all(ours)
-    assert not any(cropped[:2])
+    assert right == [True, True, False, False]
 
 
 def test_other_kernels_behind_the_names_are_recorded_and_replayed(golden, qwen, monkeypatch):
