@@ -4,8 +4,10 @@ Every stage describes its options as a frozen dataclass; `parse` turns the comma
 `UserError` into a message on stderr with exit code 2. Imports nothing heavy: `--help` must answer at once.
 """
 
+import re
 import sys
 from collections.abc import Callable, Sequence
+from textwrap import dedent
 from typing import Annotated, TypeVar
 
 import tyro
@@ -36,7 +38,17 @@ CommaInts = Annotated[
 
 def parse(options: type[OptionsT], arguments: Sequence[str] | None = None) -> OptionsT:
     """The command line (or `arguments`) as an instance of the dataclass `options`; exits with 2 on a usage error."""
-    return tyro.cli(options, args=arguments, description=options.__doc__)
+    return tyro.cli(options, args=arguments, description=_description(options))
+
+
+def _description(options: type) -> str:
+    """What the options do, and the commands that their module shows as examples."""
+    module = sys.modules[options.__module__].__doc__ or ""
+    commands = [dedent(block) for block in re.findall(r"(?m)(?:^    .*\n?)+", module)]
+    examples = "\n".join(block.strip("\n") for block in commands if "python -m" in block or "torchrun" in block)
+    # The help joins lines that no empty line parts.
+    examples = re.sub(r"\n(?=python|torchrun)", "\n\n", examples)
+    return f"{options.__doc__}\n\nExamples:\n\n{examples}" if examples else str(options.__doc__)
 
 
 def run(main: Callable[[], None]) -> None:

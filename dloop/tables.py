@@ -1,6 +1,7 @@
-"""From result files to tables and plots; decodes nothing, imports no torch.
+r"""From result files to tables and plots; decodes nothing, imports no torch.
 
-    python -m dloop.tables --gpu cpu --experiments experiments.json --benchmarks gsm8k mbpp --output results/tables/cpu
+    python -m dloop.tables --gpu cpu --experiments experiments.json --benchmarks gsm8k mbpp \
+        --output results/tables/cpu --plots results/plots/cpu
 
 One table a host (`dflash.md`, `.csv`, `.tex`), an `overview`, the `audit` of losslessness, five pictures, everything
 on one page (`report.html`), and the main tables on the terminal; `docs/results.md` explains every column. Refuses

@@ -1,7 +1,8 @@
 """Train a draft, loop-aware or not: conversations, a frozen target and a draft in, a checkpoint out.
 
-Run it as `python -m dloop.train --target-model-path T --draft-init-path D --train-data-path F --output-dir O`, or
-with several processes through torchrun. Called again, it goes on from the newest checkpoint in `--output-dir`.
+    python -m dloop.train --target-model-path T --draft-init-path D --train-data-path F --output-dir O
+
+With several processes it runs through torchrun. Called again, it goes on from the newest checkpoint in `--output-dir`.
 It knows nothing about draft families: the draft's checkpoint says which host trains it.
 """
 
