@@ -62,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     device = choose_device(options.device) if options.probe else torch.device("cpu")
     config, tensors = read_checkpoint(options.draft, options.revision)
-    stored = next(iter(tensors.values())).dtype
     host = build_host(config, tensors, options.draft, dtype=torch.float32, device=device)
+    stored = next(iter(tensors.values())).dtype
     print(describe(host, options.draft, config, stored))
     if options.convert:
         convert(host, options, stored)

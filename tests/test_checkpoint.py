@@ -1,10 +1,11 @@
 """The checkpoint tool: description, conversion there and back, probe, refusals."""
 
 import json
+import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dloop.checkpoint import main
 from dloop.cli import UserError
@@ -101,3 +102,13 @@ def test_describes_an_eagle3_draft(golden, capsys):
         assert words in said
     with pytest.raises(UserError, match="no block drafter"):
         main([str(golden / "eagle3/draft"), "--probe", "--target", str(golden / "eagle3/target"), "--data", "x.jsonl"])
+
+
+def test_a_target_without_a_head_of_its_own_is_no_draft(golden, tmp_path):
+    folder = shutil.copytree(golden / "mtp_qwen35/checkpoint", tmp_path / "target")
+    (folder / "model.safetensors.index.json").unlink()
+    for shard in folder.glob("*.safetensors"):
+        shard.unlink()
+    save_file({"model.norm.weight": torch.ones(48)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"no tensor mtp\.\*"):
+        main([str(folder)])

@@ -7,6 +7,8 @@ safetensors, by torch's reader that knows tensors alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +68,17 @@ def read_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 def _read_safetensors(path: Path, prefix: str) -> dict[str, Tensor]:
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys() if _plain_name(name).startswith(prefix)}  # noqa: SIM118
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
-            names = [name for name in file.keys() if _plain_name(name).startswith(prefix)]  # noqa: SIM118
-            return {name: file.get_tensor(name) for name in names}
+            yield file
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read as safetensors ({error}); download it again") from error
 
@@ -85,7 +92,7 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, OSError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} cannot be read as plain tensors ({reason}); nothing else is loaded") from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise UserError(f"{path} is no flat table of tensors; only such files are read")
@@ -94,13 +101,11 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
 
 def tensor_names(folder: Path) -> list[str]:
     """The names `read_tensors` would answer with; reads no tensor of a safetensors file."""
-    from safetensors import safe_open
-
     names: list[str] = []
     for path in _weight_files(folder):
         if path.name == PICKLED:
             return list(read_tensors(folder))
-        with safe_open(path, "pt") as file:
+        with _opened(path) as file:
             names += map(_plain_name, file.keys())
     return names
 
@@ -110,10 +115,17 @@ def _weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        return [folder / name for name in _shards(index)]
     if (folder / PICKLED).is_file():
         return [folder / PICKLED]
     raise UserError(f"{folder} holds neither model.safetensors nor its index, nor {PICKLED}; these are what is read")
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} does not map tensors to files ({error!r}); download it again") from error
 
 
 def _plain_name(name: str) -> str:

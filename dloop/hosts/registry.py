@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def build_host(
     device: torch.device,
 ) -> Host:
     """The host that recognises the checkpoint; `source` names it in messages."""
-    return _family(config, list(tensors), source).load(config, tensors, dtype=dtype, device=device)
+    with _understanding(source):
+        return _family(config, list(tensors), source).load(config, tensors, dtype=dtype, device=device)
 
 
 def new_host(config_path: str, *, seed: int, dtype: torch.dtype, device: torch.device) -> Host:
@@ -69,13 +71,28 @@ def new_host(config_path: str, *, seed: int, dtype: torch.dtype, device: torch.d
     config, family = read_config(Path(config_path)), recognise_config(config_path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return family.load(config, None, dtype=dtype, device=device)
+        with _understanding(config_path):
+            return family.load(config, None, dtype=dtype, device=device)
+
+
+@contextmanager
+def _understanding(source: str) -> Iterator[None]:
+    """A value of the wrong kind in a configuration is the checkpoint's fault, wherever it is met."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise UserError(
+            f"the config.json of {source} holds a value that no draft can be built from ({error}); correct it"
+        ) from error
 
 
 def _family(config: dict[str, object], keys: list[str], source: str) -> type[Host]:
-    for family in HOSTS:
-        if family.recognises(config, keys):
-            return family
+    with _understanding(source):
+        for family in HOSTS:
+            if family.recognises(config, keys):
+                return family
     raise UserError(
         f"{source} is no draft of a known family (architectures {config.get('architectures')}); "
         f"known are {', '.join(dict.fromkeys(family.name for family in HOSTS))}"

@@ -5,7 +5,7 @@ Nothing here drives the target; decoding does that in `dloop/decoding/target.py`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -34,12 +34,30 @@ def load_target(
     # Our own bars say how far the work is; the library's flashes by and spoils log files.
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, revision=revision, attn_implementation=attn, use_safetensors=True
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype,
+            revision=revision,
+            attn_implementation=attn,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged file or configuration fails as anything, in whichever library meets it
         raise UserError(f"cannot load the target {name!r}: {_first_line(error)}") from error
+    _refuse_unfilled(name, report)
     return model.to(device).eval().requires_grad_(False)
+
+
+def _refuse_unfilled(name: str, report: Mapping[str, Any]) -> None:
+    """The library only warns of a weight that the files do not hold, and leaves it random."""
+    unfilled = sorted({*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])})
+    if unfilled:
+        raise UserError(
+            f"cannot load the target {name!r}: its files hold no {unfilled[0]} of the size its config.json asks for"
+            + (f", nor {len(unfilled) - 1} other weights" if len(unfilled) > 1 else "")
+            + "; they are incomplete or belong to another configuration, so download it again"
+        )
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from dloop.cli import UserError
 from dloop.hosts.block.config import default_target_layers, read_block_config
 from dloop.hosts.host import ObjectiveOptions
-from dloop.hosts.registry import load_host, new_host
+from dloop.hosts.registry import load_host, new_host, recognise
 from dloop.hosts.target_model import load_target
 
 CPU = torch.device("cpu")
@@ -94,6 +94,9 @@ def test_both_spellings_of_moved_fields_are_read(draft):
         (lambda c: c.update(num_hidden_layers=1), "unexpected layers.1"),
         (lambda c: c.update(intermediate_size=80), "expected"),
         (lambda c: c["dflash_config"].update(projector_type="unheard_of"), "no draft of a known family"),
+        (lambda c: c.update(hidden_size="wide"), "holds a value that no draft can be built from"),
+        (lambda c: c.update(num_attention_heads=0, head_dim=None), "holds a value that no draft can be built from"),
+        (lambda c: c.update(architectures=5), "holds a value that no draft can be built from"),
     ],
 )
 def test_bad_configurations_are_refused_with_a_sentence(draft, change, message):
@@ -104,8 +107,38 @@ def test_bad_configurations_are_refused_with_a_sentence(draft, change, message):
         load(folder)
 
 
+@pytest.mark.parametrize("index", ["{", "{}", "[]"])
+def test_a_broken_index_is_refused_with_a_sentence(draft, index):
+    folder, _, _ = draft
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError, match="does not map tensors to files"):
+        load(folder)
+
+
+def test_an_incomplete_target_is_refused_and_not_filled_at_random(golden, tmp_path):
+    folder = shutil.copytree(golden / "dflash/target", tmp_path / "target")
+    tensors = load_file(folder / "model.safetensors")
+    lost = tensors.pop("model.layers.3.mlp.up_proj.weight")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"hold no model\.layers\.3\.mlp\.up_proj\.weight"):
+        load_target(str(folder), dtype=torch.float32, device=CPU)
+    tensors["model.layers.3.mlp.up_proj.weight"] = lost[:-1]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="of the size its config"):
+        load_target(str(folder), dtype=torch.float32, device=CPU)
+    (folder / "model.safetensors").write_bytes((golden / "dflash/target/model.safetensors").read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot load the target"):
+        load_target(str(folder), dtype=torch.float32, device=CPU)
+
+
 def test_broken_files_are_refused_with_a_sentence(draft, tmp_path):
     folder, _, _ = draft
+    whole = (folder / "model.safetensors").read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2]):
+        (folder / "model.safetensors").write_bytes(damaged)
+        with pytest.raises(UserError, match="cannot be read as safetensors"):
+            recognise(str(folder))
     (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0garbage")
     with pytest.raises(UserError, match="safetensors"):
         load(folder)

@@ -74,7 +74,7 @@ def read_eagle3_config(raw: Mapping[str, Any]) -> Eagle3Config:
         initializer_range=float(raw.get("initializer_range", 0.02)),
         vocab_size=vocabulary,
         draft_vocab_size=draft_vocabulary,
-        target_layers=None if layers is None else tuple(layers),
+        target_layers=None if layers is None else tuple(map(int, layers)),
         norm_features=bool(raw.get("fc_norm", False)),
         norm_output=bool(raw.get("norm_output", True)),
     )
