@@ -64,18 +64,23 @@ def repeating_target(shape: str, dtype: torch.dtype, device: torch.device) -> Pr
     return model
 
 
-def random_draft(target: PreTrainedModel) -> Host:
-    """A DFlash draft as wide as `target`, of up to five layers and blocks of 16, in its precision and on its device."""
-    config, weight = target.config, target.get_input_embeddings().weight
+def dflash_config(target: PreTrainedModel) -> dict[str, Any]:
+    """The `config.json` of a DFlash draft as wide as `target`, of up to five layers and blocks of 16."""
+    config = target.config
     names = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size rms_norm_eps"
-    raw = {name: getattr(config, name) for name in names.split()} | {
+    return {name: getattr(config, name) for name in names.split()} | {
         **{"architectures": ["DFlashDraftModel"], "block_size": BLOCK},
         "num_hidden_layers": min(DRAFT_LAYERS, config.num_hidden_layers - 3),
         **{"num_target_layers": config.num_hidden_layers, "rope_theta": config.rope_parameters["rope_theta"]},
         "dflash_config": {"mask_token_id": 1},
     }
+
+
+def random_draft(target: PreTrainedModel, raw: dict[str, Any] | None = None) -> Host:
+    """A frozen draft of `target`, in its precision and on its device; `raw` is its configuration, else a DFlash's."""
+    weight = target.get_input_embeddings().weight
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(raw))
+        (Path(folder) / "config.json").write_text(json.dumps(raw or dflash_config(target)))
         host = new_host(folder, seed=0, dtype=weight.dtype, device=weight.device)
     host.network.eval().requires_grad_(False)
     return host
