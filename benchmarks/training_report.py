@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -47,7 +48,8 @@ def peak_above_rest(step: Callable[[], None], device: torch.device) -> float:
         before = torch.cuda.memory_allocated(device)
         step()
         return torch.cuda.max_memory_allocated(device) - before
-    # Linux sets the high-water mark back to what is resident now.
+    # What earlier steps freed must not serve this one unseen; then Linux sets the high-water mark back.
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = _status_bytes("VmRSS")
     step()

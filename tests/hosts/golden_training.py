@@ -35,3 +35,13 @@ def gradients(objective, total):
 
 def anchors_of(data):
     return data["anchor_positions"], data["block_keep_mask"].bool()
+
+
+def computed_blocks(stages, anchors, kept):
+    """Which blocks of the last stage are real: the kept ones of the reference, row by row, and few others."""
+    window, hidden = stages[-1]
+    real = window.keep_BN
+    torch.testing.assert_close(real.sum(-1), kept.sum(-1))
+    torch.testing.assert_close(window.position_BN[real], anchors[kept] + (len(stages) - 1) * hidden.shape[2])
+    assert real.shape[1] == max(1, int(kept.sum(-1).max()))
+    return real

@@ -3,14 +3,16 @@
 Architecture and tensor names: z-lab/dflash:dflash/model.py. It owns neither embedding nor head and builds no mask;
 how queries meet keys is the caller's `attend` (a cache when decoding, a packed mask when training).
 
-Shape letters: B batch, Q query rows, C context rows, K = C + Q, D hidden, F concatenated taps, H heads, G key/value
-heads, E head dimension, N anchors, R rows of a block, T drafts a stage, S sequence, V vocabulary.
+Shape letters: B batch, Q = N x R query rows, K any rows, D hidden, F concatenated taps, H heads, G key/value heads,
+E head dimension, N anchors, R rows of a block, X own-state rows of an anchor, T drafts a stage, S sequence, V
+vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,15 @@ from torch import Tensor, nn
 from dloop.hosts.block.config import BlockConfig
 from dloop.hosts.layers import GatedMLP, RMSNorm, rotary_tables, rotate
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, queries [B, H, Q, E], keys [B, G, K, E], values [B, G, K, E]) -> [B, H, Q, E]."""
+Rotary = tuple[Tensor, Tensor]
+"""Cosine and sine [B, 1, K, E]."""
+
+KeysValues = tuple[Tensor, Tensor]
+"""Keys, their positions already in them, and values."""
+
+Attend = Callable[[Tensor, KeysValues, KeysValues], Tensor]
+"""(queries [B, H, Q, E], context's keys and values [B, G, S, E], each anchor's own [B, G, N, X + R, E]) ->
+[B, H, Q, E]."""
 
 
 class LoopState(Enum):
@@ -42,12 +51,12 @@ class LoopState(Enum):
 
 
 class BlockAttention(nn.Module):
-    """Attention of block rows over context rows and block rows; the same projections serve both."""
+    """Attention of block rows over the context, own states and the block; the same projections serve all."""
 
-    def __init__(self, config: BlockConfig, layer: int) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         d, e, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.layer, self.head_dim = layer, e
+        self.head_dim = e
         self.q_proj = nn.Linear(d, config.heads * e, bias=bias)
         self.k_proj = nn.Linear(d, config.kv_heads * e, bias=bias)
         self.v_proj = nn.Linear(d, config.kv_heads * e, bias=bias)
@@ -55,32 +64,34 @@ class BlockAttention(nn.Module):
         self.q_norm = RMSNorm(e, config.rms_norm_eps)
         self.k_norm = RMSNorm(e, config.rms_norm_eps)
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim))
 
-    def forward(self, rows_BQD: Tensor, context_BCD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        source_BKD = torch.cat((context_BCD, rows_BQD), dim=1)
-        queries = rows_BQD.shape[1]
-        q = self.q_norm(self._split(self.q_proj(rows_BQD))).transpose(1, 2)
-        k = self.k_norm(self._split(self.k_proj(source_BKD))).transpose(1, 2)
-        v = self._split(self.v_proj(source_BKD)).transpose(1, 2)
-        q = rotate(q, cos[:, :, -queries:], sin[:, :, -queries:])
-        out_BHQE = attend(self.layer, q, rotate(k, cos, sin), v)
-        return self.o_proj(out_BHQE.transpose(1, 2).flatten(-2))
+    def keys_values(self, rows_BKD: Tensor, rotary: Rotary) -> KeysValues:
+        """Keys and values [B, G, K, E] of rows at the positions of `rotary`."""
+        k = self.k_norm(self._heads(self.k_proj(rows_BKD))).transpose(1, 2)
+        return rotate(k, *rotary), self._heads(self.v_proj(rows_BKD)).transpose(1, 2)
+
+    def forward(self, rows_BQD: Tensor, rotary: Rotary, context: KeysValues, own: KeysValues, attend: Attend) -> Tensor:
+        anchors = own[0].shape[2]
+        block = [part.unflatten(2, (anchors, -1)) for part in self.keys_values(rows_BQD, rotary)]
+        keys, values = (torch.cat(parts, dim=3) for parts in zip(own, block, strict=True))
+        q = rotate(self.q_norm(self._heads(self.q_proj(rows_BQD))).transpose(1, 2), *rotary)
+        return self.o_proj(attend(q, context, (keys, values)).transpose(1, 2).flatten(-2))
 
 
 class BlockLayer(nn.Module):
-    """Pre-norm layer. Context rows are keys and values only: no input norm, no residual, never updated."""
+    """Pre-norm layer. What is no block row is keys and values only: no input norm, no residual, never updated."""
 
-    def __init__(self, config: BlockConfig, layer: int) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.self_attn = BlockAttention(config, layer)
+        self.self_attn = BlockAttention(config)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, rows_BQD: Tensor, context_BCD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        rows_BQD = rows_BQD + self.self_attn(self.input_layernorm(rows_BQD), context_BCD, cos, sin, attend)
+    def forward(self, rows_BQD: Tensor, rotary: Rotary, context: KeysValues, own: KeysValues, attend: Attend) -> Tensor:
+        rows_BQD = rows_BQD + self.self_attn(self.input_layernorm(rows_BQD), rotary, context, own, attend)
         return rows_BQD + self.mlp(self.post_attention_layernorm(rows_BQD))
 
 
@@ -93,7 +104,7 @@ class BlockBackbone(nn.Module):
         self.loop_state = LoopState.N1P1
         self.fc = nn.Linear(len(config.target_layers) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(BlockLayer(config, layer) for layer in range(config.layers))
+        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def initialise(self) -> None:
@@ -122,9 +133,25 @@ class BlockBackbone(nn.Module):
         rows = bank[..., first + shift : last + shift, :]
         return self.hidden_norm(rows) if self.loop_state.through_hidden_norm else rows
 
-    def forward(self, rows_BQD: Tensor, context_BCD: Tensor, positions_BK: Tensor, attend: Attend) -> Tensor:
-        """Rows [B, Q, D] before the final norm; positions are those of context rows, then block rows."""
-        cos, sin = rotary_tables(positions_BK, self.config.head_dim, self.config.rope_theta, rows_BQD.dtype)
-        for layer in self.layers:
-            rows_BQD = layer(rows_BQD, context_BCD, cos, sin, attend)
+    def keys_values(self, rows_BKD: Tensor, positions_BK: Tensor) -> list[KeysValues]:
+        """What each layer sees of rows that run through none: the context, the draft's own states."""
+        rotary = self._rotary(positions_BK, rows_BKD.dtype)
+        layers: Iterable[Any] = self.layers
+        return [layer.self_attn.keys_values(rows_BKD, rotary) for layer in layers]
+
+    def forward(
+        self,
+        rows_BQD: Tensor,
+        positions_BQ: Tensor,
+        context: Sequence[KeysValues],
+        own: Sequence[KeysValues],
+        attend: Attend,
+    ) -> Tensor:
+        """Rows [B, Q, D] before the final norm; by layer, `context` [B, G, S, E] and `own` [B, G, N, X, E]."""
+        rotary = self._rotary(positions_BQ, rows_BQD.dtype)
+        for layer, its_context, its_own in zip(self.layers, context, own, strict=True):
+            rows_BQD = layer(rows_BQD, rotary, its_context, its_own, attend)
         return rows_BQD
+
+    def _rotary(self, positions_BK: Tensor, dtype: torch.dtype) -> Rotary:
+        return rotary_tables(positions_BK, self.config.head_dim, self.config.rope_theta, dtype)

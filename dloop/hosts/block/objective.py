@@ -16,10 +16,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dloop.data.loader import Batch
+from dloop.hosts.block.network import KeysValues
 from dloop.hosts.block.packing import (
     ATTENTION_BACKENDS,
     Packing,
     Window,
+    keep_alone,
     open_windows,
     reaches,
     sample_anchors,
@@ -105,39 +107,50 @@ class BlockObjective(Objective):
     def stages(
         self, batch: Batch, outputs: TargetOutputs, anchors_BN: Tensor, keep_BN: Tensor, last: int
     ) -> list[tuple[Window, Tensor]]:
-        """Windows and draft hidden states [B, N, T, D] of stages 0..`last` in the packed layout."""
-        features = torch.cat([outputs.states[tap] for tap in self.network.config.taps], dim=-1)
-        context_BSD = self.network.context(features)
+        """Windows and draft hidden states [B, N, T, D] of stages 0..`last` in the packed layout.
+
+        Loop stages have fewer blocks: those that reach the last one.
+        """
         offset_B = outputs.position_offset_B.to(anchors_BN.device)
-        reaching_BN = reaches(batch.loss_mask, anchors_BN, keep_BN, last * self.stage_length) if last else keep_BN
+        context = self._context(outputs, offset_B)
         results: list[tuple[Window, Tensor]] = []
-        bank_BNXD = context_BSD.new_empty(*anchors_BN.shape, 0, context_BSD.shape[-1])
+        bank_BNXD = context[0][0].new_empty(*anchors_BN.shape, 0, self.network.config.hidden_size)
         for stage in range(last + 1):
+            if stage == 1:
+                keep_BN = reaches(batch.loss_mask, anchors_BN, keep_BN, last * self.stage_length)
+                at = keep_alone(keep_BN)
+                anchors_BN, keep_BN, bank_BNXD = anchors_BN[at], keep_BN[at], bank_BNXD[at]
             position_BN = anchors_BN + stage * self.stage_length
-            kept_BN = reaching_BN if stage else keep_BN
-            window = open_windows(batch.input_ids, batch.loss_mask, position_BN, kept_BN, self.stage_length)
-            raw_BNTD = self._packed_stage(context_BSD, bank_BNXD, anchors_BN, window, offset_B)
+            window = open_windows(batch.input_ids, batch.loss_mask, position_BN, keep_BN, self.stage_length)
+            raw_BNTD = self._packed_stage(context, bank_BNXD, anchors_BN, window, offset_B)
             hidden_BNTD = self.network.norm(raw_BNTD)
             bank_BNXD = torch.cat((bank_BNXD, self.network.loop_rows(raw_BNTD, hidden_BNTD)), dim=2)
             results.append((window, hidden_BNTD))
         return results
 
+    def _context(self, outputs: TargetOutputs, offset_B: Tensor) -> list[KeysValues]:
+        """Each layer's keys and values of the target's features, the same for all stages."""
+        context_BSD = self.network.context(torch.cat([outputs.states[tap] for tap in self.network.config.taps], dim=-1))
+        positions_S = torch.arange(context_BSD.shape[1], device=offset_B.device)
+        return self.network.keys_values(context_BSD, positions_S + offset_B[:, None])
+
     def _packed_stage(
-        self, context_BSD: Tensor, bank_BNXD: Tensor, anchors_BN: Tensor, window: Window, offset_B: Tensor
+        self, context: list[KeysValues], bank_BNXD: Tensor, anchors_BN: Tensor, window: Window, offset_B: Tensor
     ) -> Tensor:
         """Draft rows [B, N, T, D] of one stage before the final norm."""
         # The newest drafted token is the block's own first row, so its state stays out.
         extra_BNXD = self.network.loop_context(bank_BNXD, 0, max(bank_BNXD.shape[2] - 1, 0))
-        rows = self.network.config.block_size
-        packing = Packing(context_BSD.shape[1], extra_BNXD.shape[2], rows, anchors_BN, window.keep_BN)
-        positions_BK = self._positions(packing, window.position_BN) + offset_B[:, None]
+        (_, anchors, extra, _), rows = extra_BNXD.shape, self.network.config.block_size
+        own = self.network.keys_values(extra_BNXD.flatten(1, 2), _places(anchors_BN + 1, extra) + offset_B[:, None])
+        packing = Packing(context[0][0].shape[2], extra, rows, anchors_BN, window.keep_BN)
         raw_BQD = self.network(
             self._block_rows(window),
-            torch.cat((context_BSD, extra_BNXD.flatten(1, 2)), dim=1),
-            positions_BK,
+            _places(window.position_BN, rows) + offset_B[:, None],
+            context,
+            [(keys.unflatten(2, (anchors, extra)), values.unflatten(2, (anchors, extra))) for keys, values in own],
             ATTENTION_BACKENDS[self.options.attention_backend](packing),
         )
-        return raw_BQD.unflatten(1, (packing.anchors, rows))[:, :, self.network.config.first_draft_row :]
+        return raw_BQD.unflatten(1, (anchors, rows))[:, :, self.network.config.first_draft_row :]
 
     def _block_rows(self, window: Window) -> Tensor:
         """Embedded blocks [anchor, MASK, ...] as [B, N x R, D]."""
@@ -145,14 +158,6 @@ class BlockObjective(Objective):
         ids_BNR = window.anchor_BN[..., None].repeat(1, 1, config.block_size)
         ids_BNR[..., 1:] = config.mask_token_id
         return self.embed(ids_BNR.flatten(1))
-
-    @staticmethod
-    def _positions(packing: Packing, start_BN: Tensor) -> Tensor:
-        device = start_BN.device
-        context = torch.arange(packing.context, device=device).expand(len(start_BN), -1)
-        extra = packing.anchor_BN[..., None] + torch.arange(1, packing.extra + 1, device=device)
-        block = start_BN[..., None] + torch.arange(packing.rows, device=device)
-        return torch.cat((context, extra.flatten(1), block.flatten(1)), dim=1)
 
     def counted(self, window: Window) -> Tensor:
         """Which draft rows [B, N, T] count."""
@@ -207,6 +212,11 @@ class BlockObjective(Objective):
         for place in range(len(right_T)):
             ratios[f"{name}/accuracy/{place + 1}"] = (right_T[place], counted_T[place])
         return ratios
+
+
+def _places(start_BN: Tensor, count: int) -> Tensor:
+    """`count` consecutive positions from each start, [B, N x count]."""
+    return (start_BN[..., None] + torch.arange(count, device=start_BN.device)).flatten(1)
 
 
 def with_loop_weight(host: Tensor, loop: Tensor | None, weight: float | None) -> Tensor:

@@ -1,8 +1,8 @@
 """Training many blocks of one sequence at once: anchors, windows behind them, and who may see whom.
 
-Every anchor opens one block; all blocks of a sequence run as one packed forward. Query rows are the blocks, key rows
-are `[S context | N x X extra | N x R block]`, where the X extra rows of an anchor are the draft's own states of the
-tokens drafted by earlier stages. Shape letters as in `network.py`.
+Every anchor opens one block; all blocks of a sequence run as one packed forward. Query rows are the blocks [N x R],
+key rows are `[S context | N x (X + R) own]`: an anchor's own rows are X states of the draft, of the tokens drafted by
+earlier stages, and its block. Shape letters as in `network.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dloop.hosts.block.network import Attend
+from dloop.hosts.block.network import Attend, KeysValues
 
 
 def seeded(*parts: int) -> torch.Generator:
@@ -78,6 +78,13 @@ def reaches(loss_mask: Tensor, position_BN: Tensor, keep_BN: Tensor, offset: int
     return keep_BN & (position_BN + offset + 1 <= last) & supervised
 
 
+def keep_alone(keep_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """An index of [B, N] tensors that leaves the kept blocks [B, M] in their order; rows with fewer are padded."""
+    most = max(1, int(keep_BN.sum(-1).max()))
+    kept_first_BN = (~keep_BN).byte().sort(dim=-1, stable=True).indices
+    return torch.arange(len(keep_BN), device=keep_BN.device)[:, None], kept_first_BN[:, :most]
+
+
 @dataclass(frozen=True)
 class Packing:
     """Who sees whom in one packed stage; `extra` is X, the number of own-state rows an anchor brings."""
@@ -87,21 +94,6 @@ class Packing:
     rows: int
     anchor_BN: Tensor
     keep_BN: Tensor
-
-    def allowed(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether query row `query` sees key row `key` (indices that broadcast): the one statement of the mask."""
-        block = query // self.rows
-        own_extra = (key - self.context) // max(self.extra, 1) == block
-        own_block = (key - self.context - self.anchors * self.extra) // self.rows == block
-        in_context = key < self.context
-        in_extra = ~in_context & (key < self.context + self.anchors * self.extra)
-        seen = torch.where(
-            in_context,
-            key < self.anchor_BN[batch, block],
-            torch.where(in_extra, own_extra, ~in_context & own_block),
-        )
-        # A padded block sees itself: a row without any key has no defined softmax on some kernels.
-        return seen & (self.keep_BN[batch, block] | ~in_context)
 
     @property
     def anchors(self) -> int:
@@ -115,21 +107,46 @@ class Packing:
     def keys(self) -> int:
         return self.context + self.anchors * (self.extra + self.rows)
 
-    def dense_mask(self) -> Tensor:
-        """Boolean [B, 1, Q, K]."""
-        device = self.anchor_BN.device
-        batch = torch.arange(len(self.anchor_BN), device=device)[:, None, None]
-        query = torch.arange(self.queries, device=device)[None, :, None]
-        key = torch.arange(self.keys, device=device)[None, None, :]
-        return self.allowed(batch, query, key)[:, None]
+    def context_mask(self) -> Tensor:
+        """Which context rows a block sees [B, N, S]: those before its first anchor, none if it is padding."""
+        places_S = torch.arange(self.context, device=self.anchor_BN.device)
+        return (places_S < self.anchor_BN[..., None]) & self.keep_BN[..., None]
+
+    def allowed(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Whether a query row sees a key row, as a function of (batch, query, key) indices that broadcast.
+
+        It reads tables alone: numbers in it would be constants of a compiled kernel, made again for each new one.
+        """
+        blocks_N = torch.arange(self.anchors, device=self.anchor_BN.device)
+        block_Q = blocks_N.repeat_interleave(self.rows)
+        owner_K = F.pad(blocks_N.repeat_interleave(self.extra + self.rows), (self.context, 0), value=-1)
+        anchor_BN, keep_BN = self.anchor_BN, self.keep_BN
+
+        def allowed(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            block, owner = block_Q[query], owner_K[key]
+            before = (owner < 0) & (key < anchor_BN[batch, block]) & keep_BN[batch, block]
+            # A padded block sees itself: a row without any key has no defined softmax on some kernels.
+            return before | (owner == block)
+
+        return allowed
 
 
 def attend_densely(packing: Packing) -> Attend:
-    """Scaled dot-product attention under the dense mask: any device, and the oracle of the other one."""
-    mask = packing.dense_mask()
+    """All scores of a block with the context and with its own rows, none with another's: any device."""
+    hidden_BNS = ~packing.context_mask()
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    def attend(q: Tensor, context: KeysValues, own: KeysValues) -> Tensor:
+        groups, (batch, heads, _, size) = own[0].shape[1], q.shape
+        bias_BN1S = torch.zeros_like(hidden_BNS, dtype=q.dtype).masked_fill_(hidden_BNS, float("-inf"))[
+            :, None, :, None
+        ]
+        # The heads of a group are more rows of the same keys: [B, G, N, H/G x R, E].
+        q = (q * size**-0.5).view(batch, groups, -1, packing.anchors, packing.rows, size).transpose(2, 3).flatten(3, 4)
+        to_context = (q.flatten(2, 3) @ context[0].mT).view(*q.shape[:-1], -1)
+        scores = torch.cat((to_context + bias_BN1S, q @ own[0].mT), dim=-1)
+        seen, mine = scores.float().softmax(-1).to(q.dtype).split((packing.context, own[0].shape[3]), dim=-1)
+        out = (seen.flatten(2, 3) @ context[1]).view(q.shape) + mine @ own[1]
+        return out.unflatten(3, (-1, packing.rows)).transpose(2, 3).reshape(batch, heads, -1, size)
 
     return attend
 
@@ -138,8 +155,10 @@ def attend_flexibly(packing: Packing) -> Attend:
     """flex_attention over a block mask built once a stage. Trains on CUDA; on a CPU it has no backward."""
     from torch.nn.attention.flex_attention import create_block_mask
 
+    allowed = packing.allowed()
+
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return packing.allowed(batch, query, key)
+        return allowed(batch, query, key)
 
     mask = create_block_mask(
         visible,
@@ -151,7 +170,8 @@ def attend_flexibly(packing: Packing) -> Attend:
     )
     kernel = _flex_kernel(packing.anchor_BN.is_cuda)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: Tensor, context: KeysValues, own: KeysValues) -> Tensor:
+        k, v = (torch.cat((first, second.flatten(2, 3)), dim=2) for first, second in zip(context, own, strict=True))
         return kernel(q, k, v, block_mask=mask, enable_gqa=True)
 
     return attend

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from dloop.hosts.block.packing import (
     Packing,
     attend_densely,
     attend_flexibly,
+    keep_alone,
     open_windows,
     reaches,
     sample_anchors,
@@ -20,7 +22,6 @@ def naive_mask(packing):
     """Who sees whom, key by key, as a person would explain it."""
     batch, queries, keys = len(packing.anchor_BN), packing.queries, packing.keys
     mask = torch.zeros(batch, queries, keys, dtype=torch.bool)
-    extra_end = packing.context + packing.anchors * packing.extra
     for b in range(batch):
         for q in range(queries):
             block = q // packing.rows
@@ -28,11 +29,30 @@ def naive_mask(packing):
             for k in range(keys):
                 if k < packing.context:
                     mask[b, q, k] = real and k < packing.anchor_BN[b, block]
-                elif k < extra_end:
-                    mask[b, q, k] = (k - packing.context) // packing.extra == block
                 else:
-                    mask[b, q, k] = (k - extra_end) // packing.rows == block
+                    mask[b, q, k] = (k - packing.context) // (packing.extra + packing.rows) == block
     return mask
+
+
+def random_parts(packing, heads, groups, size):
+    """Queries, the context's keys and values, each block's own."""
+    generator, batch = seeded(1), len(packing.anchor_BN)
+
+    def parts(*shape):
+        return torch.randn(batch, groups, *shape, size, generator=generator, requires_grad=True)
+
+    q = torch.randn(batch, heads, packing.queries, size, generator=generator, requires_grad=True)
+    own = (packing.anchors, packing.extra + packing.rows)
+    return q, (parts(packing.context), parts(packing.context)), (parts(*own), parts(*own))
+
+
+def attend_naively(packing, q, context, own):
+    """All queries meet all keys under the naive mask."""
+    k, v = (torch.cat((first, second.flatten(2, 3)), dim=2) for first, second in zip(context, own, strict=True))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=naive_mask(packing)[:, None], enable_gqa=True)
+
+
+TWO_ROWS = (torch.tensor([[3, 9, 30], [0, 5, 39]]), torch.tensor([[1, 1, 1], [0, 1, 1]]).bool())
 
 
 @settings(deadline=None, max_examples=40)
@@ -43,22 +63,44 @@ def naive_mask(packing):
     anchors=st.lists(st.integers(0, 8), min_size=1, max_size=4),
     keep=st.integers(0, 15),
 )
-def test_dense_mask_equals_naive_loops(context, extra, rows, anchors, keep):
+def test_the_mask_equals_naive_loops(context, extra, rows, anchors, keep):
     anchor_BN = torch.tensor([anchors]).clamp(max=context - 1)
     keep_BN = torch.tensor([[bool(keep >> n & 1) for n in range(len(anchors))]])
     packing = Packing(context, extra, rows, anchor_BN, keep_BN)
-    assert torch.equal(packing.dense_mask()[:, 0], naive_mask(packing))
+    places = torch.meshgrid(*(torch.arange(count) for count in (1, packing.queries, packing.keys)), indexing="ij")
+    assert torch.equal(packing.allowed()(*places), naive_mask(packing))
+    assert torch.equal(packing.context_mask().repeat_interleave(rows, 1), naive_mask(packing)[..., :context])
 
 
 @pytest.mark.parametrize("extra", [0, 6])
-def test_flex_attention_equals_dense_attention(extra):
-    generator = seeded(1)
-    packing = Packing(40, extra, 4, torch.tensor([[3, 9, 30], [0, 5, 39]]), torch.tensor([[1, 1, 1], [0, 1, 1]]).bool())
-    q = torch.randn(2, 4, packing.queries, 16, generator=generator)
-    k = torch.randn(2, 2, packing.keys, 16, generator=generator)
-    v = torch.randn(2, 2, packing.keys, 16, generator=generator)
+def test_attention_in_two_parts_equals_the_masked_one_with_its_gradients(extra):
+    packing = Packing(40, extra, 4, *TWO_ROWS)
+    q, context, own = random_parts(packing, heads=4, groups=2, size=16)
+    outputs = attend_densely(packing)(q, context, own), attend_naively(packing, q, context, own)
+    torch.testing.assert_close(*outputs, atol=1e-6, rtol=1e-5)
+    # Weighted by place, so that swapped rows would show.
+    weights = torch.arange(outputs[0].numel()).view_as(outputs[0]).sin()
+    found, wanted = (torch.autograd.grad((out * weights).sum(), (q, *context, *own)) for out in outputs)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("extra", [0, 6])
+def test_flex_attention_equals_the_masked_one(extra):
+    packing = Packing(40, extra, 4, *TWO_ROWS)
     with torch.no_grad():
-        torch.testing.assert_close(attend_flexibly(packing)(0, q, k, v), attend_densely(packing)(0, q, k, v))
+        parts = random_parts(packing, heads=4, groups=2, size=16)
+        q, context, own = parts[0].detach(), *(tuple(part.detach() for part in pair) for pair in parts[1:])
+        torch.testing.assert_close(attend_flexibly(packing)(q, context, own), attend_naively(packing, q, context, own))
+
+
+def test_only_kept_blocks_are_left_in_their_order():
+    keep = torch.tensor([[0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 1, 0]]).bool()
+    places = torch.arange(6).expand(2, -1)
+    at = keep_alone(keep)
+    assert places[at][keep[at]].tolist() == [1, 3, 5, 4]
+    assert keep[at].tolist() == [[True, True, True], [True, False, False]]
+    assert keep[keep_alone(torch.zeros_like(keep))].shape == (2, 1)
 
 
 @settings(deadline=None, max_examples=60)
