@@ -18,6 +18,7 @@ from dloop.cli import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_HEAD = "lm_head.weight"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -45,6 +46,8 @@ def load_target(
         )
     except Exception as error:  # a damaged file or configuration fails as anything, in whichever library meets it
         raise UserError(f"cannot load the target {name!r}: {_first_line(error)}") from error
+    if set(report["missing_keys"]) == {_HEAD} and _outer_config_ties(name, revision):
+        head(model).weight, report["missing_keys"] = embedding(model).weight, set()
     _refuse_unfilled(name, report)
     return model.to(device).eval().requires_grad_(False)
 
@@ -58,6 +61,15 @@ def _refuse_unfilled(name: str, report: Mapping[str, Any]) -> None:
             + (f", nor {len(unfilled) - 1} other weights" if len(unfilled) > 1 else "")
             + "; they are incomplete or belong to another configuration, so download it again"
         )
+
+
+def _outer_config_ties(name: str, revision: str | None) -> bool:
+    """Whether a composite configuration says outside that the head is the embedding: its text part, which is all that
+    the text model sees, may be silent about it."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(name, revision=revision)
+    return config.get_text_config() is not config and bool(config.tie_word_embeddings)
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:

@@ -13,6 +13,7 @@ from dloop.decoding.loop import Settings, SilentDrafter, generate
 from dloop.decoding.target import Target
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import Taps, load_target
+from dloop.trees.draft_tree import DraftTree
 
 from .scripted import ScriptedDrafter
 
@@ -72,6 +73,40 @@ def test_released_generation_equals_the_reference(folder, model, host, case):
     assert result.finish == ("stop" if stops else "length")
 
 
+@torch.inference_mode()
+def test_verifications_of_two_rounds_equal_the_reference(folder, model, host):
+    reference = load_file(folder / "rounds.safetensors")
+    target = Target(model, host.taps)
+    logits, forward = [], target._forward
+    target._forward = lambda *arguments, **options: (logits.append(forward(*arguments, **options)), logits[-1])[1]
+    target.reset(64)
+    root, features = target.prefill(reference["prompt_ids"][0].tolist())
+    known, block = 0, host.network.config.block_size
+    for r in range(2):
+        expected = {name.split(".")[1]: part[0] for name, part in reference.items() if name.startswith(f"round{r}.")}
+        torch.testing.assert_close(features, expected["target_hidden"], atol=1e-4, rtol=0)
+        assert expected["block_ids"].tolist() == [root, *[host.network.config.mask_token_id] * (block - 1)]
+        assert expected["position_ids"].tolist() == list(range(known, target.cache.length + block))
+        tree, drafts = DraftTree(root), expected["draft_tokens"].tolist()
+        tree.graft(drafts, range(-1, len(drafts) - 1))
+        known, choices = target.cache.length, target.verify(tree)
+        torch.testing.assert_close(logits[-1], expected["verify_logits"], atol=1e-4, rtol=0)
+        path = tree.longest_accepted(choices)
+        assert len(path) - 1 == expected["accepted"].item()
+        features, root = target.commit(path), choices[path[-1]]
+    target.close()
+
+
+def test_released_rounds_equal_the_derived_reference(folder, model, host):
+    reference = json.loads((folder / "derived_loop_generation.json").read_text())
+    expected, limit = reference["no_loop"], 4 * reference["max_new_tokens"]
+    rounds = decode(model, host, reference["prompt_ids"], Settings(limit, frozenset(), Gate())).rounds
+    rounds = rounds[: len(expected["acceptance_lengths"])]
+    assert [r.acceptance_length for r in rounds] == expected["acceptance_lengths"]
+    for ours, theirs in zip(rounds, expected["gate_sums"], strict=True):
+        assert [s.gate_sum for s in ours.segments] == pytest.approx(theirs, abs=1e-3)
+
+
 @pytest.mark.parametrize("run", range(3))
 def test_looped_generation_equals_the_derived_reference(folder, model, host, run):
     reference = json.loads((folder / "derived_loop_generation.json").read_text())
@@ -97,6 +132,8 @@ def test_loop_stage_rows_equal_the_derived_trace(folder, model, host):
         features = torch.cat(list(taps.take().values()), dim=-1)[0]
         for name in names:
             anchor, stage = trace[f"{name}.a_and_stage"].tolist()
+            extra = trace[f"{name}.extra_positions"].tolist()
+            assert extra == list(range(anchor + 1, anchor + stage * host.network.config.stage_length))
             drafter = host.drafter(model)
             drafter.reset(len(ids))
             drafter.begin(features[:anchor], [ids[anchor]])

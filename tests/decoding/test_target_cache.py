@@ -148,6 +148,28 @@ def test_states_behind_a_rollback_equal_the_reference(golden, qwen, accepted):
         torch.testing.assert_close(layer.conv_states[0], conv, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("rows", [1, 7])
+def test_logits_and_inputs_of_the_rule_equal_the_reference(golden, qwen, rows):
+    reference = load_file(golden / "mtp_qwen35/rollback.safetensors")
+    block, expected = reference["block_ids"].tolist(), reference["step_logits" if rows == 1 else "block_logits"]
+    target = Target(qwen)
+    logits, forward = [], target._forward
+    target._forward = lambda *arguments, **options: (logits.append(forward(*arguments, **options)), logits[-1])[1]
+    with torch.inference_mode():
+        target.reset(64)
+        target.prefill(reference["prefix_ids"].tolist())
+        for start in range(0, len(block), rows):
+            target.verify(chain(block[start : start + rows]))
+            if rows == 7:
+                for number, found in enumerate(target.cache._rule._blocks):
+                    for part, name in (("key", "k"), ("value", "v"), ("g", "g"), ("beta", "beta")):
+                        seen, theirs = getattr(found, part), reference[f"L{number}.{name}"]
+                        theirs = theirs.repeat_interleave(seen.shape[2] // theirs.shape[2], dim=2)
+                        torch.testing.assert_close(seen, theirs, atol=1e-4, rtol=0, msg=f"L{number}.{name}")
+            target.commit(list(range(rows)))
+    torch.testing.assert_close(torch.cat(logits[1:]), expected, atol=1e-4, rtol=0)
+
+
 def test_cropping_alone_goes_wrong(golden, qwen, monkeypatch):
     class Stubborn(SilentDrafter):
         stage_length = 3

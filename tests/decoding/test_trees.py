@@ -66,7 +66,12 @@ def test_ddtree_generation_equals_the_reference(ddtree, budget):
         if budget in ("linear", "16", "64", "256"):
             comparable = len(run["acceptance_lengths"])
         assert lengths(result)[:comparable] == run["acceptance_lengths"][:comparable]
-        for tree, expected in zip(trees, run.get("round_trees") or [], strict=False):
+        for tree, round_, expected in zip(trees, result.rounds, run.get("round_trees") or [], strict=False):
+            place = 0
+            for token in (tree.tokens[node] for node in expected["accepted_indices"][1:]):
+                place = tree.children[place][token]
+            assert place == expected["accepted_indices"][-1]
+            assert round_.acceptance_length == len(expected["accepted_indices"])
             nodes = expected["tree"]
             assert tree.tokens[1:] == nodes["node_token_ids"][-len(tree) + 1 :]
             assert tree.parents[1:] == nodes["parents"][-len(tree) + 1 :]
@@ -88,6 +93,7 @@ def test_first_round_equals_the_reference(ddtree, golden):
         drafter.begin(features, [root])
         drafter.first_stage()
     torch.testing.assert_close(drafter._bank, reference["block_hidden"][1:], atol=1e-4, rtol=0)
+    torch.testing.assert_close(drafter.head(drafter._bank), reference["draft_logits"], atol=1e-4, rtol=0)
 
 
 @pytest.fixture(scope="module", params=["dflash", "dspark", "domino"])

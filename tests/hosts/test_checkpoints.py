@@ -75,6 +75,7 @@ def test_both_spellings_of_moved_fields_are_read(draft):
     config["dflash_config"] |= {"block_size": config.pop("block_size")}
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
     del config["layer_types"]
+    config |= {"target_layer_ids": None, "mask_token_id": None, "rope_scaling": None}
     rewrite(folder, config)
     host = load(folder)
     assert (host.network.config.block_size, host.network.config.rope_theta) == (8, 1e6)

@@ -27,6 +27,8 @@ def test_two_rounds_equal_the_reference(folder):
             segment = drafter.first_stage()
             assert segment.chain == reference[f"round{r}.draft_tokens"][0].tolist()
             torch.testing.assert_close(drafter._bank, reference[f"round{r}.draft_hidden"][0, 1:], atol=1e-4, rtol=0)
+            logits = drafter.head(drafter._bank)
+            torch.testing.assert_close(logits, reference[f"round{r}.draft_logits"][0], atol=1e-4, rtol=0)
             drafter.end()
             rows = drafter.cache.length
             keys = reference[f"round{r}.cached_keys_layer0_after_crop"]
@@ -72,6 +74,9 @@ def test_loop_stages_equal_the_reference(folder, k):
         reference = loop[f"k{k}.stage{s}.hidden"][:, :, 1:]
         torch.testing.assert_close(stages[s][1][real], reference[kept], atol=1e-4, rtol=0)
     first, last = (objective.stage_loss(hidden, window, outputs) for window, hidden in (stages[0], stages[-1]))
+    assert int(kept.sum()) == expected["valid_blocks"]
+    assert first.sums.item() == pytest.approx(expected["num0"], rel=1e-5)
+    assert first.denominator.item() == pytest.approx(expected["den0"], rel=1e-5)
     assert last.sums.item() == pytest.approx(expected["numk"], rel=1e-5)
     assert last.denominator.item() == pytest.approx(expected["denk"], rel=1e-5)
     total = objective.combine(first, last, 0)

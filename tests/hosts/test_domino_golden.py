@@ -27,7 +27,13 @@ def test_two_rounds_equal_the_reference(folder):
             segment = drafter.first_stage()
             assert segment.chain == reference[f"round{r}.draft_tokens"][0].tolist()
             torch.testing.assert_close(drafter._bank, reference[f"round{r}.draft_hidden"][0], atol=1e-4, rtol=0)
-            logits = reference[f"round{r}.corrected_logits"][0]
+            base = drafter.head(drafter._bank)
+            torch.testing.assert_close(base, reference[f"round{r}.base_logits"][0], atol=1e-4, rtol=0)
+            read = torch.tensor([int(reference[f"round{r}.block_ids"][0, 0]), *segment.chain[:-1]])
+            states = host.network.prefix_gru(drafter.embed(read)[None])[0][0]
+            logits = host.network.correct(base, drafter._bank, states)
+            logits[: host.network.prefix_length] = base[: host.network.prefix_length]
+            torch.testing.assert_close(logits, reference[f"round{r}.corrected_logits"][0], atol=1e-4, rtol=0)
             expected = logits.log_softmax(-1).gather(1, torch.tensor(segment.chain)[:, None])[:, 0]
             assert segment.log_probs == pytest.approx(expected.tolist(), abs=1e-4)
             drafter.end()
@@ -48,6 +54,8 @@ def test_training_loss_and_gradients_equal_the_reference(folder, share):
     assert terms == pytest.approx([expected["final_loss"], expected["base_loss"]], rel=1e-5)
     accuracy = stage.correct_BNT[window.mask_BNT].float().mean().item()
     assert accuracy == pytest.approx(expected["accuracy"])
+    base = (objective.logits(hidden).argmax(-1) == window.labels_BNT)[window.mask_BNT].float().mean().item()
+    assert base == pytest.approx(expected["base_accuracy"])
     total = objective.mixed(stage, share)
     assert total.item() == pytest.approx(expected["loss"], rel=1e-5)
     found = gradients(objective, total)
@@ -87,6 +95,9 @@ def test_loop_stages_equal_the_reference(folder, k):
     for s in range(1, k + 1):
         torch.testing.assert_close(stages[s][1][real], loop[f"k{k}.stage{s}.hidden"][kept], atol=1e-4, rtol=0)
     first, last = (objective.stage_loss(hidden, window, outputs) for window, hidden in (stages[0], stages[-1]))
+    assert int(kept.sum()) == expected["valid_blocks"]
+    assert first.denominator.item() == pytest.approx(expected["den0"], rel=1e-5)
+    assert objective.combine(first, None, 7).item() == pytest.approx(expected["host_loss"], rel=1e-5)
     assert last.denominator.item() == pytest.approx(expected["denk"], rel=1e-5)
     assert objective.combine(last, None, 7).item() == pytest.approx(expected["loop_loss"], rel=1e-5)
     total = objective.combine(first, last, 7)

@@ -31,7 +31,9 @@ def test_two_rounds_equal_the_reference(folder, draft):
             hidden = drafter._bank
             torch.testing.assert_close(hidden, reference[f"round{r}.draft_hidden"][0], atol=1e-4, rtol=0)
             previous = torch.tensor([root, *segment.chain[:-1]])
-            corrected = host.network.correct(drafter.head(hidden), previous, hidden)
+            base = drafter.head(hidden)
+            torch.testing.assert_close(base, reference[f"round{r}.base_logits"][0], atol=1e-4, rtol=0)
+            corrected = host.network.correct(base, previous, hidden)
             torch.testing.assert_close(corrected, reference[f"round{r}.corrected_logits"][0], atol=1e-4, rtol=0)
             confidence = host.network.confidence(previous, hidden)
             torch.testing.assert_close(confidence, reference[f"round{r}.confidence_logits"][0], atol=1e-4, rtol=0)
@@ -82,6 +84,9 @@ def test_loop_stages_equal_the_reference(folder, k):
     for s in range(1, k + 1):
         torch.testing.assert_close(stages[s][1][real], loop[f"k{k}.stage{s}.hidden"][kept], atol=1e-4, rtol=0)
     first, last = (objective.stage_loss(hidden, window, outputs) for window, hidden in (stages[0], stages[-1]))
+    assert int(kept.sum()) == expected["valid_blocks"]
+    assert first.denominator.item() == pytest.approx(expected["den0"], rel=1e-5)
+    assert objective.combine(first, None, 0).item() == pytest.approx(expected["host_loss"], rel=1e-5)
     assert last.denominator.item() == pytest.approx(expected["denk"], rel=1e-5)
     assert objective.combine(last, None, 0).item() == pytest.approx(expected["loop_loss"], rel=1e-5)
     total = objective.combine(first, last, 0)

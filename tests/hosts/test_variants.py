@@ -10,7 +10,7 @@ from dloop.cli import UserError
 from dloop.decoding.gate import Gate
 from dloop.decoding.loop import Settings
 from dloop.hosts.host import ObjectiveOptions
-from dloop.hosts.registry import new_host
+from dloop.hosts.registry import load_host, new_host
 from dloop.hosts.target_model import load_target
 from tests.decoding.test_loop import greedy
 from tests.decoding.test_trees import decode
@@ -25,19 +25,40 @@ VARIANTS = {
     "dspark gated": ("dspark", {"markov_head_type": "gated"}),
     "dspark without heads": ("dspark", {"markov_rank": 0, "enable_confidence_head": False}),
     "dspark, confidence from the row alone": ("dspark", {"confidence_head_with_markov": False}),
+    "dspark gated, one key head": (
+        "dspark",
+        {"markov_head_type": "gated", "enable_confidence_head": False},
+        {"num_key_value_heads": 1},
+    ),
+    "domino with a long prefix, as many key heads as heads": (
+        "domino",
+        {"pure_draft_prefix_len": 2, "emb_dim": None},
+        {"num_key_value_heads": 4},
+    ),
+    "dflash with biases, taps out of order": (
+        "dflash",
+        {"target_layer_ids": [3, 0, 3]},
+        {"attention_bias": True, "num_key_value_heads": 4, "head_dim": None},
+    ),
+    "dflash, a block longer than the answer": ("dflash", {}, {"block_size": 31, "num_key_value_heads": 1}),
 }
 
 
 @pytest.fixture(scope="module", params=VARIANTS.items(), ids=lambda item: item[0])
 def pair(request, golden, tmp_path_factory):
-    name, fields = request.param[1]
+    name, fields, *outer = request.param[1]
     draft = "draft_specforge" if name == "dspark" else "draft"
     config = json.loads((golden / name / draft / "config.json").read_text())
     config["dflash_config"] |= fields
     path = tmp_path_factory.mktemp("variant") / "config.json"
-    path.write_text(json.dumps(config | {"initializer_range": 0.4}))
+    path.write_text(json.dumps(config | {"initializer_range": 0.4} | dict(*outer)))
     target = load_target(str(golden / name / "target"), dtype=torch.float32, device=CPU)
-    return target, new_host(str(path), seed=3, dtype=torch.float32, device=CPU)
+    host = new_host(str(path), seed=3, dtype=torch.float32, device=CPU)
+    with torch.no_grad():
+        for name, parameter in host.network.named_parameters():
+            if name.endswith(".bias"):
+                parameter.normal_(generator=torch.Generator().manual_seed(len(name)))
+    return target, host
 
 
 @pytest.mark.parametrize("budget", [0, 20])
@@ -78,11 +99,21 @@ def test_teacher_forced_rows_equal_decoded_rows(pair):
             assert stage.correct_BNT.all()
 
 
+def test_what_is_saved_is_what_loads(pair, tmp_path):
+    _, host = pair
+    host.save(tmp_path, torch.float32)
+    again = load_host(str(tmp_path), dtype=torch.float32, device=CPU)
+    assert type(again) is type(host)
+    assert again.network.config == host.network.config
+    state = again.network.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in host.network.state_dict().items())
+
+
 def test_gradients_reach_every_parameter(pair):
     target, host = pair
     batch = batch_of(random_ids(2, 60, seed=1), places=(0, 1))
     options = ObjectiveOptions(loss_decay_gamma=4.0, total_steps=10, lambda_base_start=0.5)
-    if host.name == "dspark":
+    if host.name != "domino":
         options = ObjectiveOptions(loss_decay_gamma=4.0)
     objective = host.objective(target, options)
     objective(batch, outputs_of(target, host, batch), 0).total.backward()

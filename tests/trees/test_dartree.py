@@ -1,6 +1,7 @@
 """DARTree against the golden trees, with the two heads written out, and against an unbatched search."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,12 +11,16 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dloop.cli import UserError
+from dloop.hosts.block.config import read_block_config
+from dloop.hosts.domino import DominoDrafter, DominoNetwork
+from dloop.hosts.dspark import DSparkDrafter, DSparkNetwork
 from dloop.trees.best_ids import best_ids
 from dloop.trees.dartree import build_dartree, grow
 from dloop.trees.draft_tree import DraftTree
 from dloop.trees.forced_chain import force_chain
 from tests.conftest import GOLDEN
 
+CPU = torch.device("cpu")
 MODELS = json.loads((GOLDEN / "dartree/trees.json").read_text())
 UNION = MODELS.pop("union_dspark_open")
 INPUTS = load_file(GOLDEN / "dartree/inputs.safetensors")
@@ -120,6 +125,71 @@ def test_golden_path_scores(name):
     supertree = grow(golden_scorer(name), 12)
     assert len(supertree.tokens) == expected["supertree_nodes"]
     assert supertree.path_scores == pytest.approx(expected["path_scores"][1:], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_golden_scores_of_pruned_trees_and_chains_that_were_left_out(name):
+    scorer = golden_scorer(name)
+    for key, expected in MODELS[name]["trees"].items():
+        supertree = grow(scorer, expected["width"])
+        assert len(supertree.tokens) == expected["supertree_nodes"]
+        scores = dict(zip(paths(supertree), supertree.path_scores, strict=True))
+        kept = paths(build_dartree(scorer, **settings_of(key)))
+        assert [scores[path] for path in kept] == pytest.approx(expected["path_scores"][1:], abs=1e-3)
+        chain = MODELS[name]["chain"]
+        missing = {tuple(chain[: depth + 1]) for depth in range(len(chain))} - set(kept)
+        assert len(missing) == expected["forced"]["missing_chain_nodes"]
+
+
+def drafter_with(name, tree, stage=""):
+    """The host's own drafter over the golden weights; its block is what the file says."""
+    weights = {key.split(".", 1)[1]: value for key, value in INPUTS.items() if key.startswith(name + ".")}
+    base_LV = weights[stage + "base_logits"]
+    sizes = {"hidden_size": weights["z"].shape[1], "vocab_size": base_LV.shape[1], "block_size": len(base_LV)}
+    others = ("intermediate_size", "num_hidden_layers", "num_attention_heads", "mask_token_id")
+    raw = sizes | dict.fromkeys(others, 1) | {"num_target_layers": 4, "target_layer_ids": [1]}
+    if name.startswith("domino"):
+        prefix = {"pure_draft_prefix_len": MODELS[name]["pure_draft_prefix_len"]}
+        raw |= prefix | {"gru_hidden_dim": weights["gru_w_hh"].shape[1], "emb_dim": len(weights["fc1"])}
+        network, kind = DominoNetwork(read_block_config(raw, first_draft_row=0), raw), DominoDrafter
+        names = {"prefix_gru.weight_ih_l0": "gru_w_ih", "prefix_gru.weight_hh_l0": "gru_w_hh"}
+        names |= {"embed_proj.0.weight": "fc1", "embed_proj.2.weight": "fc2"}
+    else:
+        gated = "gate_weight" in weights
+        raw |= {"markov_rank": weights["markov_w1"].shape[1], "markov_head_type": "gated" if gated else "vanilla"}
+        network, kind = DSparkNetwork(read_block_config(raw, first_draft_row=0), raw), DSparkDrafter
+        names = {f"markov_head.{part}.weight": part for part in ("markov_w1", "markov_w2")}
+        names |= {f"markov_head.gate_proj.{part}": f"gate_{part}" for part in ("weight", "bias") if gated}
+    network.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()}, strict=False)
+    drafter = kind.__new__(kind)
+    drafter.network, drafter.head, drafter.device, drafter.tree = network, lambda rows: base_LV, CPU, tree
+    drafter.embed = torch.nn.Embedding.from_pretrained(weights["embed"]) if "embed" in weights else None
+    return drafter, weights[stage + "z"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_drafters_chains_and_trees_equal_the_golden_ones(name):
+    model = MODELS[name]
+    for key, expected in model["trees"].items():
+        tree = SimpleNamespace(tree_width=expected["width"], tree_beta=expected["beta"])
+        drafter, rows_LH = drafter_with(name, tree)
+        with torch.inference_mode():
+            segment = drafter.propose(rows_LH, model["root"])
+            nodes = segment.grow(expected["budget"])
+        assert segment.chain == model["chain"]
+        assert segment.log_probs == pytest.approx(model["chain_logprobs"], abs=1e-3)
+        assert segment.gate_sum == pytest.approx(model["gate_sum"], abs=1e-3)
+        found = grafted(nodes, model["root"])
+        assert (found.tokens, found.parents) == (expected["tokens"], expected["parents"]), key
+
+
+def test_the_second_stages_chain_and_sum_equal_the_golden_ones():
+    drafter, rows_LH = drafter_with("dspark_open", None, stage="stage2_")
+    with torch.inference_mode():
+        segment = drafter.propose(rows_LH, MODELS["dspark_open"]["chain"][-1])
+    assert segment.chain == UNION["stage2_chain"]
+    assert segment.gate_sum == pytest.approx(UNION["stage2_gate_sum"], abs=1e-3)
+    assert MODELS["dspark_open"]["gate_sum"] == pytest.approx(UNION["stage1_gate_sum"], abs=1e-3)
 
 
 @pytest.mark.parametrize("stage_budget", [0, 10])

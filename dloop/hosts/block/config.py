@@ -13,8 +13,6 @@ from typing import Any
 
 from dloop.cli import UserError
 
-_MISSING = object()
-
 
 @dataclass(frozen=True)
 class BlockConfig:
@@ -80,16 +78,15 @@ def read_block_config(raw: dict[str, Any], *, first_draft_row: int) -> BlockConf
 
 
 def nested(raw: Mapping[str, Any], name: str, default: Any) -> Any:
-    """Field `name` from `dflash_config` or the top level; refused when both exist and differ."""
-    inner = (raw.get("dflash_config") or {}).get(name, _MISSING)
-    outer = raw.get(name, _MISSING)
-    if inner is not _MISSING and outer is not _MISSING and inner != outer:
+    """Field `name` from `dflash_config` or the top level, null as if absent; refused when both exist and differ."""
+    inner, outer = (raw.get("dflash_config") or {}).get(name), raw.get(name)
+    if inner is not None and outer is not None and inner != outer:
         raise UserError(
             f"config.json says {name} = {outer!r} at the top level and {inner!r} in dflash_config; "
             "make them equal or remove one"
         )
-    found = outer if inner is _MISSING else inner
-    return default if found is _MISSING else found
+    found = outer if inner is None else inner
+    return default if found is None else found
 
 
 def default_target_layers(layers: int, target_layers: int) -> list[int]:

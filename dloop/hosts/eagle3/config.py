@@ -42,10 +42,10 @@ class Eagle3Config:
     def taps(self, target_depth: int) -> tuple[str, ...]:
         """Submodules of a target of `target_depth` layers, in the order of the features."""
         layers = self.target_layers or (1, target_depth // 2 - 1, target_depth - 4)
-        if not all(0 <= layer < target_depth - 1 for layer in layers):
+        if not all(0 <= layer < target_depth for layer in layers):
             raise UserError(
                 f"the draft listens to target layers {list(layers)}, a target of {target_depth} layers has usable ones "
-                f"in 0..{target_depth - 2}; choose the target that the draft was trained on"
+                f"in 0..{target_depth - 1}; choose the target that the draft was trained on"
             )
         return tuple(f"layers.{layer}" for layer in layers)
 

@@ -50,6 +50,8 @@ def advance(
         position_ids=positions_BM,
         shared_kv_states=dict(kv),
         use_cache=False,
+        # All rows are wanted. Told so by a number, some releases slice per-layer inputs that an assistant lacks.
+        logits_to_keep=None,
     ).last_hidden_state
     return states_BMH, assistant.post_projection(states_BMH)
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dloop.data.loader import Batch
 from dloop.hosts.block.network import LoopState
@@ -45,6 +46,15 @@ def outputs_of(target, host, batch, offset=0):
         target.model(input_ids=batch.input_ids, position_ids=positions.expand_as(batch.input_ids), use_cache=False)
         states = taps.take()
     return TargetOutputs(states, torch.full((len(batch.input_ids),), offset))
+
+
+def test_the_targets_states_of_the_golden_batch(folder, target, host):
+    data = load_file(folder / "train.safetensors")
+    states = outputs_of(target, host, batch_of(data["input_ids"])).states
+    features = torch.cat([states[tap] for tap in host.taps], dim=-1)
+    torch.testing.assert_close(features, data["hidden_states"], atol=1e-4, rtol=0)
+    if folder.name == "dspark":
+        torch.testing.assert_close(states["norm"], data["target_last_hidden_states"], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("loop_state", LoopState, ids=lambda state: state.name)

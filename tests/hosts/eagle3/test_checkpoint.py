@@ -129,6 +129,8 @@ def test_both_spellings_of_fields_are_read(draft):
     assert read_eagle3_config(moved) == replace(plain, head_dim=12)
     named = config | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}}
     assert read_eagle3_config(named).taps(8) == ("layers.0", "layers.2", "layers.5")
+    whole = config | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 5, 7]}}
+    assert read_eagle3_config(whole).taps(8)[-1] == "layers.7", "the raw output of the last layer, before the norm"
     assert plain.taps(36) == ("layers.1", "layers.17", "layers.32")
 
 

@@ -14,6 +14,7 @@ from dloop.decoding.loop import Settings, generate
 from dloop.decoding.target import Target
 from dloop.hosts.tree_options import TreeOptions
 from dloop.trees.draft_tree import DraftTree
+from dloop.trees.dynamic import best_entries, expand
 from tests.hosts.golden_training import CPU, load
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -67,6 +68,13 @@ def test_extension_and_chain_equal_the_reference(pair, folder):
     network, rows = drafter.network, len(chain["fused"])
     near(network.fuse(chain["target_features"]), chain["fused"])
     near(drafter._state_1D[0], chain["extend_out"][-1])
+    for rows_seen in range(1, rows):
+        drafter.reset(64)
+        drafter.begin(chain["target_features"][:rows_seen], chain["extend_input_ids"][:rows_seen].tolist())
+        near(drafter._state_1D[0], chain["extend_out"][rows_seen - 1])
+        near(network.logits(drafter._state_1D)[0], chain["extend_logits"][rows_seen - 1])
+    drafter.reset(64)
+    drafter.begin(chain["target_features"], chain["extend_input_ids"].tolist())
     near(network.logits(drafter._state_1D)[0], chain["extend_logits"][-1])
     near(drafter.cache.store[0, 0, 0, :, :rows], chain["stable_k"])
     near(drafter.cache.store[1, 0, 0, :, :rows], chain["stable_v"])
@@ -78,22 +86,40 @@ def test_extension_and_chain_equal_the_reference(pair, folder):
     near(network.logits(states), chain["chain_logits"])
     near(drafter.cache.store[0, 0, 0, :, rows : rows + 7], chain["chain_k"][:, :7])
     near(drafter.cache.store[1, 0, 0, :, rows : rows + 7], chain["chain_v"][:, :7])
+    assert drafter.target_ids[chain["chain_draft_ids"]].tolist() == segment.chain
+    # The last token's row comes into being where a next stage begins.
+    drafter.next_stage()
+    near(drafter.cache.store[:, 0, 0, :, rows + 7], torch.stack((chain["chain_k"], chain["chain_v"]))[:, :, 7])
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["tree_default", "tree_small"])
-def test_trees_equal_the_reference(pair, folder, name):
+def test_trees_equal_the_reference(pair, folder, name, monkeypatch):
     with safe_open(folder / f"{name}.safetensors", "pt") as file:
         total, depth, width = (int(file.metadata()[key]) for key in ("total_tokens", "depth", "top_k"))
     expected = load_file(folder / f"{name}.safetensors")
     drafter, chain = begun(pair, folder, total, depth, width)
+    expansions = []
+    monkeypatch.setattr(
+        "dloop.hosts.eagle3.drafter.expand", lambda *a: (expansions.append(expand(*a)), expansions[-1])[1]
+    )
     segment = drafter.first_stage()
+    (entries,) = expansions
+    assert [drafter._tokens[draft_id] for draft_id in entries.ids] == expected["all_entry_tokens"].tolist()
+    assert entries.parents == expected["all_entry_parents"].tolist()
+    near(torch.tensor(entries.scores), expected["all_entry_scores"])
+    kept = sorted(best_entries(entries, total - 1))
+    assert kept == expected["entry_ids"][1:].tolist()
+    near(torch.tensor([0.0, *(entries.scores[entry] for entry in kept)]), expected["scores"])
     tree = DraftTree(int(chain["root"]))
     tree.graft(*segment.subtree(total))
     assert tree.tokens == expected["tokens"].tolist()
     assert tree.parents == expected["parents"].tolist()
     assert tree.depths == expected["depth"].tolist()
     assert torch.equal(tree.ancestor_mask(), expected["mask"])
+    leaves = sorted(set(range(len(tree))) - set(tree.parents))
+    found = [tree.ancestor_mask()[leaf].nonzero()[:, 0].tolist() for leaf in leaves]
+    assert found == [[node for node in row if node >= 0] for row in expected["retrieve_indices"].tolist()]
 
 
 def decode(pair, prompt, settings, depth=7, width=10, watch=None):
@@ -156,7 +182,11 @@ def test_loop_generation_equals_the_reference(pair, case):
         assert [segment.gate_sum for segment in r.segments] == pytest.approx(sums, abs=1e-4)
     starts = [len(case["prompt"]) + sum(lengths(found)[:place]) for place in range(len(trees))]
     for looped in case["looped_rounds"]:
-        tree = trees[starts.index(looped["start"])]
+        place = starts.index(looped["start"])
+        tree, behind = trees[place], looped["start"] + len(looped["path"]) - len(case["prompt"])
+        assert tree.depths == looped["depth"]
+        assert lengths(found)[place] == len(looped["path"])
+        assert found.output_ids[behind : behind + 1] in ([], [looped["new_root"]])
         assert tree.tokens == looped["tokens"]
         assert tree.parents == looped["parents"]
 

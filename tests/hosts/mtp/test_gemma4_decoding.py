@@ -9,12 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 from dloop import benchmark
+from dloop.data.loader import Batch
 from dloop.decoding.clock import Clock
 from dloop.decoding.gate import Gate
 from dloop.decoding.loop import Settings, SilentDrafter, generate
 from dloop.decoding.target import Target
+from dloop.hosts.host import ObjectiveOptions
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import load_target
+from dloop.training.target_pass import FrozenTarget
 
 CPU = torch.device("cpu")
 GATES = {"-inf": Gate(-math.inf, 7), "-0.5": Gate(-0.5, 7), "1.0": Gate(1.0)}
@@ -66,7 +69,7 @@ def test_every_round_equals_the_reference(pair, traces, name):
             assert log_probs == pytest.approx(expected["draft_logprob"], abs=1e-3)
             assert [s.gate_sum for s in found.segments] == pytest.approx(expected["stage_sums"], abs=2e-3)
             assert found.acceptance_length == expected["accepted"] + 1
-            assert length == expected["position_id"]
+            assert length == expected["position_id"] == expected["start_len"] - 1
             length += found.acceptance_length
             root = result.output_ids[length - len(case["prompt"])]
             assert root == expected["verified_next"]
@@ -212,6 +215,30 @@ def test_small_assistants_with_ordered_embeddings_on_targets_that_share_keys(sma
         expected = greedy(model, prompt, 40)
         for gate in GATES.values():
             assert decode(model, host, prompt, gate, 40).output_ids == expected
+
+
+def test_a_small_assistant_trains_as_it_drafts(small_pair):
+    """`gemma4_assistant` is another class of the library than the golden `gemma4_unified_assistant`."""
+    model, host = load(small_pair)
+    objective = host.objective(model, ObjectiveOptions(ttt_length_dist=(2,)))
+    ids = torch.randint(3, 96, (1, 12), generator=torch.Generator().manual_seed(0))
+    batch = Batch(ids, torch.ones_like(ids), torch.ones_like(ids), 0, (0,))
+    outputs = FrozenTarget(model, objective.taps)(batch, [12])
+    loss = objective(batch, outputs, 0)
+    loss.total.backward()
+    assert all(p.grad is not None for p in host.network.parameters() if p.requires_grad)
+    rows = objective.start(batch, outputs)
+    with torch.no_grad():
+        hidden, _ = objective.advance(rows.hidden_BSD, batch.input_ids.roll(-1), torch.arange(12)[None], rows.memory)
+        target = Target(model, host.taps)
+        target.reset(16)
+        _, features = target.prefill(ids[0, :9].tolist())
+        drafter = host.drafter(model, cache=target.cache)
+        drafter.stage_length = 1
+        drafter.begin(features, [int(ids[0, 9])])
+        drafter.first_stage()
+        target.close()
+    torch.testing.assert_close(drafter._hidden_11D[0, 0], hidden[0, 8, :32], atol=1e-4, rtol=1e-4)
 
 
 def test_gate_numbers_of_an_ordered_head_are_over_the_filled_distribution(small_pair):

@@ -52,6 +52,13 @@ def close(found, wanted):
 
 
 @torch.no_grad()
+def test_the_targets_states_and_logits_equal_the_reference(target, forward):
+    output = target(forward["input_ids"][None], output_hidden_states=True, use_cache=False)
+    close(output.hidden_states[-1][0], forward["target_hidden"])
+    close(output.logits[0], forward["target_logits"])
+
+
+@torch.no_grad()
 def test_teacher_forced_rows_equal_the_reference(host, target, forward):
     ids, states = forward["input_ids"].tolist(), forward["target_hidden"]
     drafter = host.drafter(target)
@@ -78,6 +85,8 @@ def test_a_chain_and_its_cache_equal_the_reference_however_the_rows_arrived(host
     ids, states = forward["input_ids"].tolist(), forward["target_hidden"]
     drafter = host.drafter(target)
     drafter.reset(64)
+    said, head = [], drafter.head
+    drafter.head = lambda hidden: (said.append((hidden[0], head(hidden)[0])), said[-1][1][None])[1]
     bounds = [round(piece * (anchor + 1) / pieces) for piece in range(pieces + 1)]
     for first, behind in pairwise(bounds):
         drafter.begin(states[first:behind], ids[first + 1 : behind + 1])
@@ -89,7 +98,9 @@ def test_a_chain_and_its_cache_equal_the_reference_however_the_rows_arrived(host
     keys, values = drafter.cache.store[:, 0, 0, :, : drafter.cache.length]
     close(keys, forward["chain_kv_k"])
     close(values, forward["chain_kv_v"])
-    close(drafter._hidden_SD[0], forward["chain_hidden"][-1])
+    hidden, logits = (torch.stack(part) for part in zip(*said[-9:], strict=True))
+    close(hidden, forward["chain_hidden"])
+    close(logits, forward["chain_logits"])
 
 
 @pytest.mark.parametrize("run", ["released_k3", "loop_k3_g-0.5", "loop_k3_g-0.2639"])
@@ -102,7 +113,12 @@ def test_every_round_equals_the_reference(host, target, traces, run, number):
     result = generate(decoder, host.drafter(target), prompt, Settings(110, frozenset(), gate), Clock(CPU))
     decoder.close()
     assert result.output_ids[:72] == traces[number]["greedy"]
+    length = len(prompt) + 1
     for ours, theirs in zip(result.rounds[: len(expected)], expected, strict=True):
+        assert length == theirs["start_len"]
+        assert result.output_ids[length - len(prompt) - 1] == theirs["bonus_in"]
+        length += ours.acceptance_length
+        assert result.output_ids[length - len(prompt) - 1] == theirs["verified_next"]
         assert len(ours.segments) == theirs["stages"]
         assert [token for segment in ours.segments for token in segment.chain] == theirs["drafts"]
         assert ours.acceptance_length == theirs["accepted"] + 1
