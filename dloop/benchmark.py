@@ -205,7 +205,8 @@ def _already_there(path: Path, options: Options) -> bool:
     from dloop.results.record import read_result
 
     result = read_result(path)
-    stored, asked = result.config, options.recorded()
+    # Results from before there was a choice are eager ones.
+    stored, asked = {"runtime": "eager"} | result.config, options.recorded()
     for name in asked.keys() - _NOT_COMPARED:
         left_open = asked[name] is None and name in _RESOLVED_LATER
         if not left_open and stored.get(name) != asked[name]:
