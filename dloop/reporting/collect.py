@@ -54,18 +54,18 @@ class Collected:
         return {name: numbers for name, numbers in found.items() if numbers}
 
     def released(self, row: Row) -> Row | None:
-        """The host as released, with the tree of `row`: what a looped row is compared with."""
-        return next(
-            (
-                other
-                for other in self.rows
-                if (other.target, other.host, other.tree) == (row.target, row.host, row.tree)
-                and other.draft == "released"
-                and not other.looped
-                and not other.variant
-            ),
-            None,
-        )
+        """The host as released, with the tree of `row`: what a looped row is compared with.
+
+        `dloop-chain` is compared with `released-chain`, and where there is none with `released`.
+        """
+        candidates = {
+            other.variant: other
+            for other in self.rows
+            if (other.target, other.host, other.tree) == (row.target, row.host, row.tree)
+            and other.draft == "released"
+            and not other.looped
+        }
+        return candidates.get(row.variant) or candidates.get("")
 
     def average(self, row: Row | None) -> Measurement:
         """A row's average over all benchmarks; unknown without a row."""

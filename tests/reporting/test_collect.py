@@ -174,6 +174,21 @@ def test_a_row_asked_for_twice_is_refused(tree):
         gather(root, [*listed, listed[0]])
 
 
+def test_a_variant_is_compared_with_its_own_released_row(tmp_path):
+    rows = {
+        (setting, draft): {"skill": 0.0, "openness": 0.2, "gate": gate}
+        for setting, draft, gate in (
+            ("released", "released", 1.0),
+            ("released-chain", "released", 1.0),
+            ("dloop-chain", "trained", -0.5),
+            ("dloop-eager", "trained", -1.0),
+        )
+    }
+    found = gather(tmp_path, build(tmp_path, rows=rows, benchmarks=SETS, prompts=2))
+    compared = {row.setting: found.released(row).setting for row in found.rows if row.looped}
+    assert compared == {"dloop-chain": "released-chain", "dloop-eager": "released"}
+
+
 def test_a_cost_table_fills_the_modelled_speedup(tree):
     root, listed = tree
     found = gather(root, listed, costs=[read_cost_table(cost_table(root / "c.json", rows=16))])

@@ -1,6 +1,7 @@
 """What Snakemake plans from the configurations in the repository, and what it refuses before any job."""
 
 import pytest
+from snakemake.utils import update_config
 
 from dloop.config import Configuration
 
@@ -46,16 +47,14 @@ def test_the_demo_is_one_job_a_setting(project):
 
 
 def test_every_host_is_laid_over_the_demo(project):
-    demo = project.planned("--configfile", "config/demo.yaml")
-    everything = project.planned("--configfile", "config/demo.yaml", "config/demo-all.yaml")
-    own, added = project.configuration("demo.yaml"), project.configuration("demo-all.yaml")
-    targets = {host: len(entry["drafts"]) for values in (own, added) for host, entry in values["hosts"].items()}
-    settings = [(host, rows) for values in (own, added) for host, rows in values["settings"].items()]
-    assert everything["evaluate"] == sum(targets[host] * len(rows) for host, rows in settings)
-    assert everything["cost_table"] == sum(targets.values())
-    assert everything["corpus"] == everything["tokenizer"] == 1
-    assert everything["train"] > demo["train"]
-    assert own["hosts"].keys() | added["hosts"].keys() == project.configuration()["hosts"].keys()
+    planned = project.planned("--configfile", "config/demo.yaml", "config/demo-all.yaml")
+    values = project.configuration("demo.yaml")
+    update_config(values, project.configuration("demo-all.yaml"))
+    everything = Configuration(values)
+    assert planned["evaluate"] == len(everything.experiments)
+    assert planned["train"] == 2 * len(everything.pairs)
+    assert planned["corpus"] == planned["tokenizer"] == 1
+    assert values["hosts"].keys() == project.configuration()["hosts"].keys()
 
 
 def test_one_result_by_its_path(project):
