@@ -59,6 +59,8 @@ class Options:
     """Responses of each decoder that are timed, and once more as many that are looked into. Default: 9, quick 3."""
     target_runtime: Literal["lean", "library"] = "lean"
     """What runs the target in our decoders."""
+    runtime: Literal["eager", "graphs"] = "eager"
+    """As in `dloop.benchmark`, for our decoders, autoregressive included."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Default: bfloat16 on a GPU, float32 on a CPU."""
     device: str | None = None
@@ -76,6 +78,8 @@ def main() -> None:
     options = parse(Options)
     if (options.model is None) != (options.draft_model is None):
         raise UserError("give --model and --draft-model together, or neither")
+    if options.runtime == "graphs" and options.target_runtime != "lean":
+        raise UserError("--runtime graphs captures our own forward of the target; leave --target-runtime at lean")
     torch.set_num_threads(options.threads)
     device = choose_device(options.device)
     groups = [measure(line_up(options, device), options, device)]
@@ -124,10 +128,11 @@ def line_up(options: Options, device: torch.device) -> LineUp:
         for network in (host.network, theirs):
             network.norm.register_forward_hook(steering)
     prompt = prompt_of(options, model.config.vocab_size)
-    mode = (model, host, prompt, options.target_runtime)
+    runtime = "graphs" if options.runtime == "graphs" else options.target_runtime
+    mode = (model, host, prompt, runtime)
     peers = [
         library_greedy(model, prompt),
-        ours("ours, autoregressive", model, None, prompt, options.target_runtime, against="transformers generate"),
+        ours("ours, autoregressive", model, None, prompt, runtime, against="transformers generate"),
         library_dflash(model, theirs, prompt),
         ours("ours, DFlash", *mode, against="transformers DFlash"),
         ours("ours, DFlash + DLoop", *mode, options.gate, against="transformers DFlash"),
@@ -141,7 +146,7 @@ def line_up(options: Options, device: torch.device) -> LineUp:
             against="transformers DFlash",
         ),
     ]
-    title = f"{options.model or 'random Qwen3'}, our target by the {options.target_runtime} runtime"
+    title = f"{options.model or 'random Qwen3'}, our target by the {runtime} runtime"
     return LineUp(title, peers, steering.restart) if steering else LineUp(title, peers)
 
 

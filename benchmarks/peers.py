@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from dloop.decoding.clock import Clock
 from dloop.decoding.gate import Gate
+from dloop.decoding.graphs import over_static_shapes
 from dloop.decoding.loop import Settings, SilentDrafter, generate
 from dloop.decoding.target import Target
 from dloop.hosts.host import Drafter, Host
@@ -128,6 +129,8 @@ def ours(
     tree = TreeOptions(tree_budget, stage_tree_budget)
     target = Target(model, host.taps if host else (), runtime)
     drafter: Drafter = host.drafter(model, tree, target.cache) if host else SilentDrafter()
+    if host and runtime == "graphs":
+        drafter = over_static_shapes(drafter)
 
     def answer(tokens: int) -> Run:
         settings = Settings(tokens, frozenset(), Gate(gate), tree_budget, stage_tree_budget)
@@ -151,4 +154,4 @@ def _draft_calls(model: PreTrainedModel, host: Host | None, drafter: Drafter) ->
     parts: list[nn.Module] = [*host.network.modules(), head(model), embedding(model)]
     calls: list[Watched] = [(part, "forward") for part in parts]
     # Block drafts run past their modules' own forwards.
-    return [*calls, (drafter, "_run")] if hasattr(drafter, "_run") else calls
+    return [*calls, (drafter, "backbone")] if hasattr(drafter, "backbone") else calls

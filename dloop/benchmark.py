@@ -80,6 +80,9 @@ class Options:
     """Revision of the draft on the hub."""
     target_runtime: Literal["lean", "library"] = "library"
     """What computes the target: the library's forward, or a faster one of plain Qwen3 over the same weights."""
+    runtime: Literal["eager", "graphs"] = "eager"
+    """`graphs`: verifications and stages of block drafts over static shapes, replayed as CUDA graphs on a GPU (not yet
+    run on one). Needs --target-runtime lean, for the baseline too."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Default: bfloat16 on a GPU, float32 on a CPU."""
     device: str | None = None
@@ -165,6 +168,8 @@ def _check(options: Options) -> None:
     drafting = [name for name in DRAFTING if getattr(options, name) != defaults[name]]
     if options.baseline and drafting:
         raise UserError(f"--{drafting[0].replace('_', '-')} has no effect on --baseline; leave it out")
+    if options.runtime == "graphs" and options.target_runtime != "lean":
+        raise UserError("--runtime graphs captures our own forward of the target; add --target-runtime lean")
     for flag, given in (("--output", options.output), ("--baseline-result", options.baseline_result)):
         if given and len(given) != len(options.dataset):
             raise UserError(f"{flag} names {len(given)} files for {len(options.dataset)} benchmarks; give one for each")
@@ -200,7 +205,8 @@ def _already_there(path: Path, options: Options) -> bool:
     from dloop.results.record import read_result
 
     result = read_result(path)
-    stored, asked = result.config, options.recorded()
+    # Results from before there was a choice are eager ones.
+    stored, asked = {"runtime": "eager"} | result.config, options.recorded()
     for name in asked.keys() - _NOT_COMPARED:
         left_open = asked[name] is None and name in _RESOLVED_LATER
         if not left_open and stored.get(name) != asked[name]:

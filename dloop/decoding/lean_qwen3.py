@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from dloop.cli import UserError
 from dloop.hosts.attention import Kernel, causal_attention, group_bias, grouped_attention
-from dloop.hosts.kv_cache import KVCache
+from dloop.hosts.kv_cache import KVCache, Put
 from dloop.hosts.lean_layer import LeanLayer, RotaryTable, normed
 from dloop.hosts.target_model import decoder, embedding, head
 
@@ -51,21 +51,25 @@ class LeanQwen3:
         `mask` (boolean [R, length + R], True: seen) describes a tree; without one the rows are a chain. The rows become
         valid in the cache.
         """
-        start, end = self.cache.length, self.cache.length + len(ids_R)
+        rows = len(ids_R)
         self._rotary.reserve(self.cache.capacity)
-        rotary, attend = self._rotary[positions_R], self._kernel(len(ids_R), end, mask)
-        # All layers' places at once: a slice a layer would cost as much as a small matrix product.
-        new_keys, new_values = (part.unbind(0) for part in self.cache.store[:, :, 0, :, start:end].transpose(2, 3))
-        keys, values = (part.unbind(0) for part in self.cache.store[..., :end, :])
+        attend = self._kernel(rows, self.cache.length + rows, mask)
+        answer = self.run(ids_R, positions_R, self.cache.behind(rows), attend, last)
+        self.cache.advance(rows)
+        return answer
+
+    def run(
+        self, ids_R: Tensor, positions_R: Tensor, put: Put, attend: Kernel, last: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The forward itself: `put` keeps each layer's keys and values, `attend` lets the queries meet them."""
+        rotary = self._rotary[positions_R]
         states: dict[str, Tensor] = {}
         x = states["embed_tokens"] = F.embedding(ids_R, self._embedding)
         for place, layer in enumerate(self._layers):
             turned, unturned = layer.project(x, rotary)
-            new_keys[place].copy_(turned[:, self._heads :])
-            new_values[place].copy_(unturned)
+            keys, values = put(place, turned[:, self._heads :], unturned)
             queries = turned[:, : self._heads].transpose(0, 1)[None]
-            x = states[f"layers.{place}"] = layer.finish(x, attend(queries, keys[place], values[place]))
-        self.cache.advance(len(ids_R))
+            x = states[f"layers.{place}"] = layer.finish(x, attend(queries, keys, values))
         states["norm"] = final = normed(x, self._norm, self._eps)
         features = torch.cat([states[tap] for tap in self.taps], -1) if self.taps else final.new_empty(len(x), 0)
         return F.linear(final[-1:] if last else final, self._head), features

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dloop.decoding.graphs import StaticQwen3
 from dloop.decoding.lean_qwen3 import LeanQwen3
 from dloop.hosts.target_cache import PreallocatedCache, TargetCache
 from dloop.hosts.target_model import Taps, decoder
@@ -33,10 +34,12 @@ class TargetRuntime(Protocol):
 
 
 def open_runtime(name: str, model: PreTrainedModel, cache: TargetCache, taps: Sequence[str]) -> TargetRuntime:
-    """The runtime `name`, `lean` or `library`; a UserError when it does not compute this model."""
+    """The runtime `name`, `lean`, `library` or `graphs` (the lean one over static shapes); a UserError when it does not
+    compute this model."""
     if name == "library":
         return LibraryRuntime(model, cache, taps)
-    return LeanQwen3(model, cache.memory if isinstance(cache, PreallocatedCache) else None, taps)
+    ours = StaticQwen3 if name == "graphs" else LeanQwen3
+    return ours(model, cache.memory if isinstance(cache, PreallocatedCache) else None, taps)
 
 
 class LibraryRuntime:

@@ -17,9 +17,10 @@ from dloop.cli import UserError
 from dloop.data.benchmarks import Benchmark
 from dloop.decoding.evaluation import Answer, Evaluator
 from dloop.decoding.gate import Gate
+from dloop.decoding.graphs import over_static_shapes
 from dloop.decoding.loop import Settings, SilentDrafter
 from dloop.decoding.target import Target
-from dloop.hosts.host import Host
+from dloop.hosts.host import Drafter, Host
 from dloop.hosts.registry import INSIDE_TARGET, load_host
 from dloop.hosts.target_model import DTYPES, load_target, load_tokenizer, stop_tokens
 from dloop.hosts.tree_options import CHAIN_FLAGS, FLAGS, LINEAR, TreeOptions, resolve_tree
@@ -79,10 +80,13 @@ class Session:
 
     def _evaluator(self) -> Evaluator:
         gate = Gate(self.options.loop_gate, self.options.max_extra_stages)
-        target = Target(self.model, self.host.taps if self.host else (), self.options.target_runtime)
+        graphs = self.options.runtime == "graphs"
+        runtime = "graphs" if graphs else self.options.target_runtime
+        target = Target(self.model, self.host.taps if self.host else (), runtime)
+        drafter: Drafter = self.host.drafter(self.model, self.tree, target.cache) if self.host else SilentDrafter()
         return Evaluator(
             target=target,
-            drafter=self.host.drafter(self.model, self.tree, target.cache) if self.host else SilentDrafter(),
+            drafter=over_static_shapes(drafter) if graphs and self.host else drafter,
             settings=Settings(
                 max_new_tokens=self.options.max_new_tokens,
                 stop_ids=self.stops,

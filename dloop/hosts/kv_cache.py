@@ -6,8 +6,14 @@ Shape letters: G key/value heads, E head dimension.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+Put = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(layer, new keys [R, G, E], new values [R, G, E]) writes them and gives what the rows may attend to: keys and values
+[1, G, K, E]."""
 
 
 class KVCache:
@@ -42,6 +48,20 @@ class KVCache:
         self.store[0, layer, :, :, self.length : end] = keys
         self.store[1, layer, :, :, self.length : end] = values
         return self.store[0, layer, :, :, :end], self.store[1, layer, :, :, :end]
+
+    def behind(self, rows: int) -> Put:
+        """A place for `rows` rows of every layer behind the valid ones; each layer then attends to all up to them."""
+        start, end = self.length, self.length + rows
+        # All layers' places at once: a slice a layer would cost as much as a small matrix product.
+        new_keys, new_values = (part.unbind(0) for part in self.store[:, :, 0, :, start:end].transpose(2, 3))
+        keys, values = (part.unbind(0) for part in self.store[..., :end, :])
+
+        def put(layer: int, keys_RGE: Tensor, values_RGE: Tensor) -> tuple[Tensor, Tensor]:
+            new_keys[layer].copy_(keys_RGE)
+            new_values[layer].copy_(values_RGE)
+            return keys[layer], values[layer]
+
+        return put
 
     def advance(self, rows: int) -> None:
         """Declare the next `rows` written rows valid."""

@@ -222,6 +222,8 @@ _MUST_AGREE: dict[str, Callable[[Result], Any]] = {
     "--thinking": _option("thinking"),
     "--stop-token-ids": _option("stop_token_ids"),
     "--target-runtime": _option("target_runtime"),
+    # Results from before there was a choice are eager ones.
+    "--runtime": lambda result: result.config.get("runtime", "eager"),
     "the device": _env("gpu"),
     "the number of processes": _env("processes"),
     "the dtype": _env("dtype"),

@@ -126,6 +126,7 @@ def test_equal_runs_may_be_compared():
         ({"config": {"max_new_tokens": 128}}, "--max-new-tokens is 256 here and 128 in the baseline"),
         ({"config": {"thinking": True}}, "--thinking"),
         ({"config": {"target_runtime": "lean"}}, "--target-runtime is None here and 'lean'"),
+        ({"config": {"runtime": "graphs"}}, "--runtime is 'eager' here and 'graphs'"),
         ({"env": {"gpu": "NVIDIA H200"}}, "the device is 'CPU: Model 7' here and 'NVIDIA H200'"),
         ({"env": {"processes": 2}}, "the number of processes"),
         ({"env": {"dtype": "bfloat16"}}, "the dtype"),

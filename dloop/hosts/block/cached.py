@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dloop.hosts.attention import grouped_attention
+from dloop.hosts.attention import Kernel, grouped_attention
 from dloop.hosts.block.network import BlockBackbone, rotary_tables
-from dloop.hosts.kv_cache import KVCache
-from dloop.hosts.lean_layer import LeanLayer, RotaryTable, normed, rotate
+from dloop.hosts.kv_cache import KVCache, Put
+from dloop.hosts.lean_layer import LeanLayer, Rotary, RotaryTable, normed, rotate
 
 
 class CachedBackbone:
@@ -41,25 +41,27 @@ class CachedBackbone:
         end, place = start + len(rows_RD), block_position + len(rows_RD)
         self._cache.reserve(end)
         self._rotary.reserve(max(self._cache.capacity, place))
-        self._write_context(context_CD, context_position)
-        rotary = self._rotary[block_position:place]
-        new_keys, new_values = (part.unbind(0) for part in self._cache.store[:, :, 0, :, start:end].transpose(2, 3))
-        keys, values = (part.unbind(0) for part in self._cache.store[..., :end, :])
+        rotary = self._rotary[context_position : context_position + len(context_CD)]
+        places = self._cache.store[:, :, 0, :, self._cache.length : start]
+        for kept, made_LGCE in zip(places, self.context_rows(context_CD, rotary), strict=True):
+            kept.copy_(made_LGCE)
+        self._cache.advance(len(context_CD))
+        put = self._cache.behind(len(rows_RD))
+        return self.block(rows_RD, self._rotary[block_position:place], put, grouped_attention)
+
+    def block(self, rows_RD: Tensor, rotary: Rotary, put: Put, attend: Kernel) -> Tensor:
+        """The block through all layers: `put` keeps its keys and values, `attend` lets its queries meet all of them."""
         for place, layer in enumerate(self._layers):
             turned, unturned = layer.project(rows_RD, rotary)
-            new_keys[place].copy_(turned[:, self._heads :])
-            new_values[place].copy_(unturned)
+            keys, values = put(place, turned[:, self._heads :], unturned)
             queries = turned[:, : self._heads].transpose(0, 1)[None]
-            rows_RD = layer.finish(rows_RD, grouped_attention(queries, keys[place], values[place]))
+            rows_RD = layer.finish(rows_RD, attend(queries, keys, values))
         return rows_RD
 
-    def _write_context(self, context_CD: Tensor, position: int) -> None:
-        rows, start = len(context_CD), self._cache.length
+    def context_rows(self, context_CD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Keys and values [L, G, C, E] of context rows."""
         both = F.linear(context_CD, self._context_weight, self._context_bias)
-        both_CL2GE = both.view(rows, len(self._layers), 2, *self._key_norms_LGE.shape[1:])
-        cos, sin = self._rotary[position : position + rows]
+        both_CL2GE = both.view(len(context_CD), len(self._layers), 2, *self._key_norms_LGE.shape[1:])
+        cos, sin = rotary
         keys_CLGE = rotate(normed(both_CL2GE[:, :, 0], self._key_norms_LGE, self._eps), (cos[:, None], sin[:, None]))
-        places = self._cache.store[:, :, 0, :, start : start + rows]
-        places[0].copy_(keys_CLGE.permute(1, 2, 0, 3))
-        places[1].copy_(both_CL2GE[:, :, 1].permute(1, 2, 0, 3))
-        self._cache.advance(rows)
+        return keys_CLGE.permute(1, 2, 0, 3), both_CL2GE[:, :, 1].permute(1, 2, 0, 3)

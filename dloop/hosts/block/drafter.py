@@ -36,7 +36,7 @@ class BlockDrafter(ABC):
         self.device = self.embed.weight.device
         self.stage_length = config.stage_length
         self.cache = KVCache(config.layers, config.kv_heads, config.head_dim, network.fc.weight.dtype, self.device)
-        self._run = CachedBackbone(network, self.cache)
+        self.backbone = CachedBackbone(network, self.cache)
         self._mask_ids = torch.full((config.block_size,), config.mask_token_id, device=self.device)
 
     @abstractmethod
@@ -74,7 +74,7 @@ class BlockDrafter(ABC):
         anchor_position = self._root_position + len(self._chain) - 1
         block_ids = self._mask_ids.clone()
         block_ids[0] = self._chain[-1]
-        raw_RD = self._run(self.embed(block_ids), context_CD, first_position, anchor_position)
+        raw_RD = self.backbone(self.embed(block_ids), context_CD, first_position, anchor_position)
         raw_TD = raw_RD[self.network.config.first_draft_row :]
         hidden_TD = self.network.norm(raw_TD)
         self._bank = torch.cat((self._bank, self.network.loop_rows(raw_TD, hidden_TD)))

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dloop.hosts.block.network import Attend, KeysValues
+from dloop.hosts.flex import flex_kernel
 
 
 def seeded(*parts: int) -> torch.Generator:
@@ -153,22 +154,7 @@ def attend_densely(packing: Packing) -> Attend:
 
 def attend_flexibly(packing: Packing) -> Attend:
     """flex_attention over a block mask built once a stage. Trains on CUDA; on a CPU it has no backward."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    allowed = packing.allowed()
-
-    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return allowed(batch, query, key)
-
-    mask = create_block_mask(
-        visible,
-        len(packing.anchor_BN),
-        None,
-        packing.queries,
-        packing.keys,
-        device=str(packing.anchor_BN.device),
-    )
-    kernel = _flex_kernel(packing.anchor_BN.is_cuda)
+    mask, kernel = block_mask(packing), flex_kernel(packing.anchor_BN.is_cuda)
 
     def attend(q: Tensor, context: KeysValues, own: KeysValues) -> Tensor:
         k, v = (torch.cat((first, second.flatten(2, 3)), dim=2) for first, second in zip(context, own, strict=True))
@@ -177,11 +163,17 @@ def attend_flexibly(packing: Packing) -> Attend:
     return attend
 
 
-def _flex_kernel(compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
+def block_mask(packing: Packing) -> Any:
+    """The mask as flex_attention wants it."""
+    from torch.nn.attention.flex_attention import create_block_mask
 
-    # Uncompiled it materialises all scores: right for a check on a CPU, never for training.
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+    allowed = packing.allowed()
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return allowed(batch, query, key)
+
+    device = packing.anchor_BN.device
+    return create_block_mask(visible, len(packing.anchor_BN), None, packing.queries, packing.keys, device=str(device))
 
 
 ATTENTION_BACKENDS: dict[str, Callable[[Packing], Attend]] = {

@@ -10,11 +10,13 @@ Shape letters: B batch, S sequence, H heads, G key/value heads, E head dimension
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dloop.hosts.flex import flex_kernel
 
 OwnRowAttention = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
 """(queries [B, H, S, E], keys and values [B, G, S, E] of each step so far) -> [B, H, S, E]."""
@@ -36,7 +38,7 @@ def attend_flexibly(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor])
     """flex_attention over the prefix, merged with the chain by log-sum-exp. Trains on CUDA, on a CPU only forward."""
     from torch.nn.attention.flex_attention import AuxRequest
 
-    prefix, aux = _flex_kernel(q.is_cuda)(
+    prefix, aux = flex_kernel(q.is_cuda)(
         q,
         keys[0],
         values[0],
@@ -69,14 +71,6 @@ def _own_values(weights: Tensor, values: Sequence[Tensor], heads: int) -> Tensor
     for weight, value in zip(weights.unbind(-1), values, strict=True):
         total = total + weight[..., None] * value.repeat_interleave(heads, 1)
     return total
-
-
-@cache
-def _flex_kernel(compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    # Uncompiled it materialises all scores: right for a check on a CPU, never for training.
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 
 @lru_cache(maxsize=64)

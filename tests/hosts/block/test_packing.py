@@ -5,17 +5,20 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 
 from dloop.hosts.block.packing import (
     Packing,
     attend_densely,
     attend_flexibly,
+    block_mask,
     keep_alone,
     open_windows,
     reaches,
     sample_anchors,
     seeded,
 )
+from dloop.hosts.flex import flex_kernel
 
 
 def naive_mask(packing):
@@ -141,3 +144,16 @@ def test_reaching_blocks_have_a_supervised_path_and_a_label_behind_it(offset):
     expected = [p + offset + 1 <= 11 and all(mask[0, p + 1 : p + offset + 1].tolist()) for p in positions[0].tolist()]
     got = reaches(mask, positions, torch.ones_like(positions).bool(), offset)
     assert got[0].tolist() == expected
+
+
+def test_a_compiled_kernel_serves_all_lengths_stages_and_masks():
+    counter = CompileCounter()
+    kernel = flex_kernel(True, counter)
+    with torch.no_grad():
+        for context, extra, anchors in ((40, 0, 3), (56, 0, 5), (56, 6, 4), (72, 13, 3), (88, 20, 6)):
+            anchor_BN = torch.arange(anchors).expand(2, -1) * 3
+            packing = Packing(context, extra, 4, anchor_BN, torch.ones_like(anchor_BN).bool())
+            q, context_parts, own = random_parts(packing, heads=4, groups=2, size=16)
+            k, v = (torch.cat((a, b.flatten(2, 3)), dim=2) for a, b in zip(context_parts, own, strict=True))
+            kernel(q.detach(), k.detach(), v.detach(), block_mask=block_mask(packing), enable_gqa=True)
+    assert counter.frame_count <= 2

@@ -1,0 +1,207 @@
+"""Decoding over static shapes against the eager runtime: ids, rounds, padding, row counts, refusals."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from dloop import benchmark
+from dloop.cli import UserError
+from dloop.decoding import graphs
+from dloop.decoding.clock import Clock
+from dloop.decoding.gate import Gate
+from dloop.decoding.loop import Settings, SilentDrafter, generate
+from dloop.decoding.target import Target
+from dloop.hosts.block.cached import CachedBackbone
+from dloop.hosts.kv_cache import KVCache
+from dloop.hosts.registry import load_host
+from dloop.hosts.target_model import load_target
+from dloop.hosts.tree_options import TreeOptions
+from dloop.trees.draft_tree import DraftTree
+
+from .test_loop import greedy
+
+CPU = torch.device("cpu")
+PROMPTS = ([5], [126, 84, 63, 80])
+
+
+@pytest.fixture(scope="module", params=["dflash", "dspark", "domino"])
+def pair(request, golden):
+    folder = golden / request.param
+    model = load_target(str(folder / "target"), dtype=torch.float32, device=CPU)
+    return model, load_host(str(folder / "draft"), dtype=torch.float32, device=CPU)
+
+
+@pytest.fixture
+def short_spans(monkeypatch):
+    """Spans of few rows, so that a response crosses several."""
+    monkeypatch.setattr(graphs, "SMALLEST_SPAN", 16)
+
+
+def decode(model, host, prompt, settings, runtime):
+    target = Target(model, host.taps, runtime)
+    drafter = host.drafter(model, TreeOptions(settings.tree_budget, settings.stage_tree_budget), target.cache)
+    if runtime == "graphs":
+        drafter = graphs.over_static_shapes(drafter)
+    return generate(target, drafter, prompt, settings, Clock(CPU))
+
+
+def rounds(generation):
+    return [
+        (r.acceptance_length, r.verified_tokens, r.stage_rows, r.stage_accepted, [s.chain for s in r.segments])
+        for r in generation.rounds
+    ]
+
+
+@pytest.mark.usefixtures("short_spans")
+@pytest.mark.parametrize("gate", [Gate(), Gate(-0.5), Gate(-math.inf, 2)], ids=str)
+@pytest.mark.parametrize(("budget", "stage_budget"), [(0, 0), (3, 2), (64, 5)])
+def test_ids_equal_plain_greedy_and_rounds_the_eager_runtimes(pair, gate, budget, stage_budget):
+    model, host = pair
+    settings = Settings(30, frozenset(), gate, budget, stage_budget)
+    for prompt in PROMPTS:
+        eager, static = (decode(model, host, prompt, settings, runtime) for runtime in ("lean", "graphs"))
+        assert static.output_ids == greedy(model, prompt, 30)
+        assert rounds(static) == rounds(eager)
+
+
+def test_golden_acceptance_is_reproduced(golden):
+    case = json.loads((golden / "ddtree/generation.json").read_text())[0]
+    model = load_target(str(golden / "ddtree/target"), dtype=torch.float32, device=CPU)
+    host = load_host(str(golden / "ddtree/draft"), dtype=torch.float32, device=CPU)
+    settings = Settings(case["max_new_tokens"], frozenset(), tree_budget=64)
+    eager, static = (decode(model, host, case["prompt"], settings, runtime) for runtime in ("lean", "graphs"))
+    assert static.output_ids == case["greedy_ids"]
+    assert rounds(static) == rounds(eager)
+    assert max(r.acceptance_length for r in static.rounds) > 1
+
+
+def test_the_baseline_runs_over_one_row(pair):
+    model, _ = pair
+    target = Target(model, (), "graphs")
+    result = generate(target, SilentDrafter(), PROMPTS[1], Settings(20, frozenset()), Clock(CPU))
+    assert result.output_ids == greedy(model, PROMPTS[1], 20)
+    assert [shape[0] for shape in target._runtime._shapes._made] == [1]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 40])
+@torch.inference_mode()
+def test_padding_touches_no_committed_row_and_no_output(pair, rows):
+    model, host = pair
+    answers = []
+    for runtime in ("lean", "graphs"):
+        target = Target(model, host.taps, runtime)
+        target.reset(64)
+        target.prefill([3, 4, 5, 6, 7])
+        for shift in range(3):
+            before = target.cache.memory.store[..., : target.cache.length, :].clone()
+            tree = DraftTree(1)
+            for node in range(1, rows):
+                tree.add(node + shift, (node - 1) // 2)
+            logits, features = seen_by(target, tree)
+            after = target.cache.memory.store[..., : target.cache.length, :]
+            assert torch.equal(before, after)
+            answers.append((logits, features))
+            target.commit([0, 2, 5] if rows > 8 else [0])
+    for (theirs, their_features), (ours, our_features) in zip(answers[:3], answers[3:], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(our_features, their_features, atol=1e-4, rtol=1e-5)
+
+
+def seen_by(target, tree):
+    """Copies of what the runtime answers for `tree`."""
+    answers = []
+    runtime = target._runtime
+
+    def watched(*arguments):
+        answers.append(runtime(*arguments))
+        return answers[-1]
+
+    target._runtime = watched
+    target.verify(tree)
+    target._runtime = runtime
+    return [part.clone() for part in answers[0]]
+
+
+@torch.inference_mode()
+def test_more_rows_than_any_count_run_as_without_graphs(pair, monkeypatch):
+    monkeypatch.setattr(graphs, "ROWS", (1, 4))
+    model, host = pair
+    settings = Settings(20, frozenset(), Gate(-math.inf, 2), 12, 4)
+    eager, static = (decode(model, host, PROMPTS[0], settings, runtime) for runtime in ("lean", "graphs"))
+    assert static.output_ids == eager.output_ids
+    assert rounds(static) == rounds(eager)
+
+
+@torch.inference_mode()
+def test_a_stage_equals_the_eager_one_whatever_its_context(pair):
+    _, host = pair
+    config = host.network.config
+    generator = torch.Generator().manual_seed(0)
+    caches, outputs = [], []
+    for kind in (CachedBackbone, graphs.StaticBackbone):
+        generator.manual_seed(0)
+        cache = KVCache(config.layers, config.kv_heads, config.head_dim, torch.float32, CPU)
+        cache.reserve(40)
+        backbone, position = kind(host.network, cache), 0
+        for context in (300, 3, 1, 8, 0, 20, 9):
+            made = torch.randn(context, config.hidden_size, generator=generator)
+            block = torch.randn(config.block_size, config.hidden_size, generator=generator)
+            committed = cache.store[..., : cache.length, :].clone()
+            outputs.append(backbone(block, made, position, position + context + 1).clone())
+            assert torch.equal(cache.store[..., : committed.shape[-2], :], committed)
+            position += context
+        caches.append(cache.store[..., : cache.length, :])
+    half = len(outputs) // 2
+    torch.testing.assert_close(outputs[half:], outputs[:half], atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(caches[1], caches[0], atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_memory_that_moved_is_captured_again_and_fresh_memory_may_hold_anything(pair, monkeypatch):
+    model, host = pair
+    made = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **kind: made(*shape, **kind).fill_(math.nan))
+    target = Target(model, host.taps, "graphs")
+    drafter = graphs.over_static_shapes(host.drafter(model, TreeOptions(), target.cache))
+    shapes, captured = target._runtime._shapes, []
+    for limit in (600, 600, 2600):
+        target.reset(limit)
+        drafter.reset(limit)
+        # The loop's own resets ask for less, so that the memory is as large as these made it.
+        result = generate(target, drafter, PROMPTS[1], Settings(12, frozenset()), Clock(CPU))
+        assert result.output_ids == greedy(model, PROMPTS[1], 12)
+        captured.append(set(shapes._made.values()))
+    assert captured[0] == captured[1]
+    assert captured[0].isdisjoint(captured[2])
+
+
+def test_outputs_keep_their_addresses():
+    values = iter(torch.arange(6.0).view(3, 2))
+    replay = graphs.Replay(lambda: (next(values),), CPU)
+    first = replay()[0]
+    held = first.clone()
+    assert replay()[0] is first
+    assert not torch.equal(first, held)
+
+
+def test_other_drafts_are_refused(golden):
+    model = load_target(str(golden / "eagle3/target"), dtype=torch.float32, device=CPU)
+    host = load_host(str(golden / "eagle3/draft"), dtype=torch.float32, device=CPU)
+    with pytest.raises(UserError, match="serves DFlash, DSpark and Domino drafts; use --runtime eager"):
+        graphs.over_static_shapes(host.drafter(model))
+
+
+def test_other_targets_are_refused():
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 64, "head_dim": 8}
+    config = Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1, hidden_act="gelu")
+    with pytest.raises(UserError, match="computes plain Qwen3 models"):
+        Target(Qwen3ForCausalLM(config).eval(), (), "graphs")
+
+
+def test_the_librarys_forward_is_refused(tmp_path):
+    arguments = ["--model", "m", "--baseline", "--dataset", "gsm8k", "--output", str(tmp_path / "r.json")]
+    with pytest.raises(UserError, match="add --target-runtime lean"):
+        benchmark.main([*arguments, "--runtime", "graphs"])
