@@ -73,11 +73,12 @@ def _benchmarks(
 
 
 def _measured_gates(found: Collected, row: Row) -> dict[float, float]:
+    """Of the rows that share a released row: they differ in the gate alone."""
     alike = [
         other
         for other in found.rows
         if other.looped
-        and (other.target, other.host, other.tree, other.draft) == (row.target, row.host, row.tree, row.draft)
+        and (found.released(other), other.draft) == (found.released(row), row.draft)
         and "loop_gate" in other.flags
     ]
     return {float(other.flags["loop_gate"]): found.average(other).speedup for other in alike}
