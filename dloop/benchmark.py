@@ -10,7 +10,9 @@ tables are made from these files alone (`python -m dloop.tables`).
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -140,7 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(Options, arguments)
     _check(options)
     outputs = options.output or tuple(_default_output(options, name) for name in options.dataset)
-    pending = [place for place, path in enumerate(outputs) if options.overwrite or not _already_there(path, options)]
+    _check_outputs(outputs, options)
+    pending = [
+        place for place in range(len(outputs)) if options.overwrite or not _already_there(outputs, place, options)
+    ]
     if not pending:
         return
     baselines = [_read_baseline(options, place) for place in pending]
@@ -178,6 +183,14 @@ def _check(options: Options) -> None:
     for flag, count in (("--max-new-tokens", options.max_new_tokens), ("--max-samples", options.max_samples)):
         if count is not None and count < 1:
             raise UserError(f"{flag} is {count}; it must be at least 1")
+    if not options.dataset:
+        raise UserError("--dataset names no benchmark; give at least one")
+    for flag, least in (("max_extra_stages", 0), ("warmup_runs", 0), ("seed", 0)):
+        given = getattr(options, flag)
+        if given is not None and given < least:
+            raise UserError(f"--{flag.replace('_', '-')} is {given}; it must be at least {least}")
+    if options.seed >= 1 << 32:
+        raise UserError(f"--seed is {options.seed}; it must be below 2**32")
     wants_baseline = options.require_lossless or options.mtbench_history == "baseline"
     if wants_baseline and not options.baseline_result:
         raise UserError("--require-lossless and --mtbench-history baseline compare with --baseline-result; give it")
@@ -199,7 +212,18 @@ def _default_output(options: Options, dataset: str) -> Path:
     return Path("results", slug(options.model), Path(dataset).stem, f"{setting}.json")
 
 
-def _already_there(path: Path, options: Options) -> bool:
+def _check_outputs(outputs: Sequence[Path], options: Options) -> None:
+    """Refuse before anything is measured what could not be written, or would be written over, afterwards."""
+    for place, path in enumerate(outputs):
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise UserError(f"--output {path} cannot be written: it is a folder, or its folder cannot be written to")
+        if path in outputs[:place] or path in options.baseline_result:
+            raise UserError(f"{path} would hold two results; give every benchmark an --output of its own")
+
+
+def _already_there(outputs: Sequence[Path], place: int, options: Options) -> bool:
+    path, dataset = outputs[place], Path(options.dataset[place])
     if not path.exists():
         return False
     from dloop.results.record import read_result
@@ -214,6 +238,15 @@ def _already_there(path: Path, options: Options) -> bool:
                 f"{path} exists and was measured with {name} = {stored.get(name)!r}, not {asked[name]!r}; "
                 "choose another --output or pass --overwrite"
             )
+    if dataset.is_file():
+        name, revision = dataset.stem, f"sha256:{hashlib.sha256(dataset.read_bytes()).hexdigest()}"
+    else:
+        name, revision = str(dataset), result.dataset.revision
+    if (result.dataset.name, result.dataset.revision) != (name, revision):
+        raise UserError(
+            f"{path} exists and was measured on other prompts than those of {dataset} now; "
+            "choose another --output or pass --overwrite"
+        )
     _demand_lossless(path, result.summary, options)
     print(f"{path} exists; --overwrite measures it again")
     return True

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import isnan
 from typing import TYPE_CHECKING, Literal
 
 from dloop.cli import UserError, parse, run
@@ -77,6 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(Options, arguments)
     if options.max_new_tokens < 1:
         raise UserError(f"--max-new-tokens is {options.max_new_tokens}; it must be at least 1")
+    if isnan(options.loop_gate):
+        raise UserError("--loop-gate is not a number; 1.0 never opens, -inf always does")
+    if options.max_extra_stages is not None and options.max_extra_stages < 0:
+        raise UserError(f"--max-extra-stages is {options.max_extra_stages}; it must be at least 0")
     from rich.console import Console
 
     from dloop.reporting.stream import legend

@@ -76,6 +76,8 @@ def _check(options: Options) -> None:
         raise UserError("--convert and --output belong together: what to write, and where")
     if options.output is not None and options.output.exists():
         raise UserError(f"{options.output} exists; choose another --output")
+    if options.rows < 1:
+        raise UserError(f"--rows is {options.rows}; it must be at least 1")
     if options.probe and (options.target is None or options.data is None):
         raise UserError("--probe needs --target and --data: predictions are measured on the target's states")
     if options.convert == "deepspec" and options.target is None:

@@ -52,11 +52,16 @@ def _description(options: type) -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; a `UserError` ends the process with its message and exit code 2."""
+    """Call `main`; a `UserError`, or a file that cannot be used, ends the process with a message and exit code 2."""
     try:
         main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}; give a path that can be used", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

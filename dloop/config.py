@@ -249,6 +249,18 @@ class Configuration:
         return flags | (family["control"] | own.get("control", {}) if draft == "control" else {})
 
 
+def read_file(path: Path) -> Any:
+    """What a configuration file holds; a UserError when it cannot be read."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); give a configuration, as config/config.yaml"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not YAML ({' '.join(str(error).split())}); correct it") from None
+
+
 def split_revision(source: str) -> tuple[str, str | None]:
     """`owner/name@revision` as its two parts; anything else is a repository or folder without one."""
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)@([\w.-]+)", source)
@@ -375,7 +387,7 @@ def main() -> None:
     """Print the experiments of a configuration file, one a line, as the workflow would run them."""
     if len(sys.argv) != 2:
         raise UserError("usage: python -m dloop.config FILE")
-    configuration = Configuration(yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    configuration = Configuration(read_file(Path(sys.argv[1])))
     for row in configuration.experiments:
         print(f"{row.target:12} {row.host:8} {row.setting:18} {row.draft:10} {command_line(row.flags)}")
 

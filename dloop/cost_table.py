@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dloop.cli import CommaInts, parse, run
+from dloop.cli import CommaInts, UserError, parse, run
 
 if TYPE_CHECKING:
     from dloop.decoding.target import Target
@@ -54,6 +54,8 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, or `arguments` in its place."""
     options = parse(Options, arguments)
+    if min(*options.rows, options.context, options.repeats, len(set(options.rows)) - 1) < 1 or 1 not in options.rows:
+        raise UserError("--rows needs 1 and another number above it; --context and --repeats must be at least 1")
     import torch
     from tqdm import tqdm
 

@@ -82,13 +82,11 @@ def main() -> None:
     """Download everything a configuration file names."""
     import os
 
-    import yaml
-
-    from dloop.config import Configuration
+    from dloop.config import Configuration, read_file
 
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         raise UserError("usage: python -m dloop.fetch CONFIGURATION, for example config/config.yaml")
-    plan = Configuration(yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    plan = Configuration(read_file(Path(sys.argv[1])))
     os.environ.update(plan.hub_environment() | {"HF_HUB_OFFLINE": "0"})  # before the hub's library is imported
     for repository, revision in plan.repositories():
         folder = fetch_model(repository, revision)

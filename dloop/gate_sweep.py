@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,8 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, or `arguments` in its place."""
     options = parse(Options, arguments)
+    if any(map(isnan, options.gates)):
+        raise UserError("--gates holds something that is not a number; give thresholds such as -0.5")
     from dloop.reporting.gates import frame, show, studies
     from dloop.reporting.modelled import read_cost_table
     from dloop.reporting.sweep import THRESHOLDS

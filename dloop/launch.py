@@ -115,6 +115,8 @@ def command(options: Options, module: Sequence[str], environment: Mapping[str, s
         raise UserError("nothing to start: write the module and its arguments behind --")
     if options.nodes < 1 or options.gpus_per_node < 0:
         raise UserError(f"--nodes {options.nodes} --gpus-per-node {options.gpus_per_node}: there are no such machines")
+    if _number(environment, "NNODES", 1) < 1:
+        raise UserError(f"NNODES is {environment['NNODES']}, but must be at least 1")
     if _number(environment, "NNODES", 1) > 1:
         rank = {"NODE_RANK": environment["SLURM_NODEID"]} if "SLURM_NODEID" in environment else {}
         return one_of_several(options, module, {**rank, **environment})

@@ -9,7 +9,7 @@ It knows nothing about draft families: the draft's checkpoint says which host tr
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from math import isnan
+from math import inf, isfinite, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -165,14 +165,27 @@ def check(options: Options) -> None:
         _demand_positive(options, name)
     for name in ("max_steps", "keep_checkpoints", "learning_rate", "max_grad_norm"):
         _demand_positive(options, name)
+    for name in ("global_batch_size", "loss_decay_gamma"):
+        _demand_positive(options, name)
+    for name in ("dataloader_num_workers", "position_offset_max", "seed", "dloop_max_stage", "dloop_loss_weight"):
+        _demand_within(options, name)
+    for name in ("warmup_ratio", "lambda_base_start", "lambda_base_decay_ratio"):
+        _demand_within(options, name, 1)
     if options.ttt_length_dist is not None and min(options.ttt_length_dist) < 1:
         raise UserError(f"--ttt-length-dist is {options.ttt_length_dist}; every length must be at least 1")
 
 
 def _demand_positive(options: Options, name: str) -> None:
     value = getattr(options, name)
-    if value is not None and value <= 0:
+    if value is not None and not 0 < value < inf:
         raise UserError(f"{flag(name)} is {value}; it must be positive")
+
+
+def _demand_within(options: Options, name: str, most: float = inf) -> None:
+    value = getattr(options, name)
+    if value is not None and not (0 <= value <= most and isfinite(value)):
+        upper = "" if most == inf else f" and at most {most}"
+        raise UserError(f"{flag(name)} is {value}; it must be at least 0{upper}")
 
 
 def flag(name: str) -> str:

@@ -91,3 +91,41 @@ def test_flags_without_effect_are_refused(common, draft, tmp_path, flags, messag
     with pytest.raises(UserError, match=message):
         run(*common, *draft, *flags, "--output", tmp_path / "result.json")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-extra-stages", -1], "--max-extra-stages is -1"),
+        (["--warmup-runs", -1], "--warmup-runs is -1"),
+        (["--seed", 1 << 32], "below 2"),
+        (["--device", "mps"], "only CPUs and CUDA"),
+        (["--device", "toaster"], "knows no such device"),
+        (["--output", "/dev/null/o.json"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(common, draft, tmp_path, flags, message):
+    with pytest.raises(UserError, match=message):
+        run(*common, *draft, "--output", tmp_path / "o.json", *flags)
+    assert not (tmp_path / "o.json").exists()
+
+
+def test_a_result_of_other_prompts_is_never_taken_for_this_one(golden, tmp_path):
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "o.json"
+    command = [
+        *("--model", golden / "eagle3/target", "--baseline", "--dataset", prompts, "--output", out, "--device", "cpu"),
+        *("--max-new-tokens", 2, "--warmup-runs", 0, "--stop-token-ids", "none"),
+    ]
+    prompts.write_text('{"prompt_ids": [5]}\n')
+    run(*command)
+    before = out.read_bytes()
+    prompts.write_text('{"prompt_ids": [6]}\n')
+    with pytest.raises(UserError, match="measured on other prompts"):
+        run(*command)
+    assert out.read_bytes() == before
+    prompts.write_text('{"prompt_ids": [320]}\n')
+    with pytest.raises(UserError, match="knows 0 to 319"):
+        run(*command, "--overwrite")
+    with pytest.raises(UserError, match="two results"):
+        run(*command[:5], prompts, *command[5:8], out, *command[8:])
+    assert out.read_bytes() == before

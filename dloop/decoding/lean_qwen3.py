@@ -88,11 +88,12 @@ def refuse_other_than_plain_qwen3(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+    activation = getattr(config, "hidden_act", "silu")
     for found, what in (
         (config.model_type != "qwen3", f"is of type {config.model_type!r}"),
         (bool(kinds), f"has layers of type {', '.join(sorted(kinds))}"),
         (rope != "default", f"has rotary positions of type {rope!r}"),
-        (getattr(config, "hidden_act", "silu") != "silu", f"has the activation {config.hidden_act!r}"),
+        (activation != "silu", f"has the activation {activation!r}"),
         (getattr(model, "quantization_method", None) is not None, "is quantised"),
         (len({weight.device for weight in model.parameters()}) > 1, "lies on several devices"),
     ):

@@ -5,6 +5,7 @@ Takes the options of `dloop.benchmark`; knows no file but the checkpoints.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from dloop.decoding.loop import Settings, SilentDrafter
 from dloop.decoding.target import Target
 from dloop.hosts.host import Drafter, Host
 from dloop.hosts.registry import INSIDE_TARGET, load_host
-from dloop.hosts.target_model import DTYPES, load_target, load_tokenizer, stop_tokens
+from dloop.hosts.target_model import DTYPES, embedding, load_target, load_tokenizer, stop_tokens
 from dloop.hosts.tree_options import CHAIN_FLAGS, FLAGS, LINEAR, TreeOptions, resolve_tree
 from dloop.results.metrics import compare_settings, summarise
 from dloop.results.provenance import environment
@@ -55,6 +56,7 @@ class Session:
             revision=options.revision,
             attn=ATTENTION,
         )
+        _check_ids(benchmarks, embedding(self.model).num_embeddings)
         self.stops = stop_tokens(self.model, self.tokenizer) if given is None else given
         self.host = self._load_draft()
         self.tree = self._tree_options()
@@ -161,6 +163,16 @@ class Session:
 
     def _gather(self, records: list[ResponseRecord]) -> list[ResponseRecord]:
         return [record for part in self.world.gather(records) for record in part]
+
+
+def _check_ids(benchmarks: Sequence[Benchmark], rows: int) -> None:
+    for benchmark in benchmarks:
+        for prompt in benchmark.prompts:
+            if prompt.prompt_ids and max(prompt.prompt_ids) >= rows:
+                raise UserError(
+                    f"row {prompt.row} of {benchmark.name} holds the token id {max(prompt.prompt_ids)}, the target "
+                    f"knows 0 to {rows - 1}; give prompts made with its own tokenizer"
+                )
 
 
 def _dataset(benchmark: Benchmark) -> Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any
 
 from dloop.cli import UserError
@@ -71,9 +72,10 @@ def _check_range(explicit: Mapping[str, Any]) -> None:
     ):
         if explicit.get(name, least) < least:
             raise UserError(f"{_flag(name)} is {explicit[name]}; it must be at least {least}")
-    if explicit.get("tree_beta", 0.0) > 0:
+    if not -inf < explicit.get("tree_beta", 0.0) <= 0:
         raise UserError(
-            f"--tree-beta is {explicit['tree_beta']}; it must not be above 0 (a deeper node would outrank its parent)"
+            f"--tree-beta is {explicit['tree_beta']}; it must be finite and must not be above 0 "
+            "(a deeper node would outrank its parent)"
         )
 
 

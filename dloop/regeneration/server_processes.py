@@ -49,7 +49,7 @@ class ServerCommand:
         """The command for one server. Raises `UserError` for a template without {model} or {port}, or with others."""
         try:
             words = [word.format(model=self.model, port=port) for word in shlex.split(self.template)]
-        except (KeyError, IndexError, ValueError) as error:
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise UserError(f"the server command {self.template!r} cannot be filled in ({error})") from error
         if "{model}" not in self.template or "{port}" not in self.template:
             raise UserError(f"the server command {self.template!r} must say where {{model}} and {{port}} go")

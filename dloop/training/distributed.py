@@ -94,7 +94,12 @@ def without_reduction(module: nn.Module) -> AbstractContextManager[None]:
 
 def choose_device(name: str | None, local_rank: int = 0) -> torch.device:
     """`name`, or a GPU where there is one; `cuda` without an index means the one of this local rank."""
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise UserError(f"--device {name}: torch knows no such device; use cuda, cuda:0 or cpu") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name}: only CPUs and CUDA devices are supported; use cuda, cuda:0 or cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"--device {name}: torch finds no CUDA device here; use --device cpu")
     return torch.device("cuda", local_rank) if device == torch.device("cuda") else device

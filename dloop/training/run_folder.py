@@ -66,7 +66,10 @@ def _obstacle(folder: Path, config: dict[str, Any], resume: bool) -> str | None:
         return None
     if not (folder / CONFIG_FILE).exists():
         return f"{folder} holds {saved[0].name} but no {CONFIG_FILE}"
-    stored = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    try:
+        stored = dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        return f"{folder} holds {saved[0].name} and a {CONFIG_FILE} that is damaged"
     if changes := differences(stored, config):
         return f"{folder} holds a run with another configuration ({'; '.join(changes)})"
     return None if resume else f"{folder} holds a run with {saved[0].name} and --no-resume was given"
