@@ -127,5 +127,5 @@ def test_a_result_of_other_prompts_is_never_taken_for_this_one(golden, tmp_path)
     with pytest.raises(UserError, match="knows 0 to 319"):
         run(*command, "--overwrite")
     with pytest.raises(UserError, match="two results"):
-        run(*command[:5], prompts, *command[5:8], out, *command[8:])
+        run(*command[:5], prompts, *command[5:7], out, *command[7:])
     assert out.read_bytes() == before
