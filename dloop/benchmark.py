@@ -238,10 +238,9 @@ def _already_there(outputs: Sequence[Path], place: int, options: Options) -> boo
                 f"{path} exists and was measured with {name} = {stored.get(name)!r}, not {asked[name]!r}; "
                 "choose another --output or pass --overwrite"
             )
+    name, revision = str(dataset), result.dataset.revision
     if dataset.is_file():
         name, revision = dataset.stem, f"sha256:{hashlib.sha256(dataset.read_bytes()).hexdigest()}"
-    else:
-        name, revision = str(dataset), result.dataset.revision
     if (result.dataset.name, result.dataset.revision) != (name, revision):
         raise UserError(
             f"{path} exists and was measured on other prompts than those of {dataset} now; "
