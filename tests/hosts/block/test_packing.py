@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounter
 
 from dloop.hosts.block.packing import (
@@ -156,4 +157,14 @@ def test_a_compiled_kernel_serves_all_lengths_stages_and_masks():
             q, context_parts, own = random_parts(packing, heads=4, groups=2, size=16)
             k, v = (torch.cat((a, b.flatten(2, 3)), dim=2) for a, b in zip(context_parts, own, strict=True))
             kernel(q.detach(), k.detach(), v.detach(), block_mask=block_mask(packing), enable_gqa=True)
-    assert counter.frame_count <= 2
+    assert 0 < counter.frame_count <= 2
+
+
+def test_a_kernel_that_cannot_be_compiled_again_says_so():
+    torch._dynamo.reset()
+    kernel = flex_kernel(True, CompileCounter())
+    single, double = (torch.zeros(1, 2, 16, 16, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1):
+        kernel(single, single, single)
+        with pytest.raises(FailOnRecompileLimitHit):
+            kernel(double, double, double)
