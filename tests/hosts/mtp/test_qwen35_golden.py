@@ -14,10 +14,11 @@ from dloop.decoding.gate import Gate
 from dloop.decoding.loop import Settings, SilentDrafter, generate
 from dloop.decoding.target import Target
 from dloop.hosts.host import ObjectiveOptions, TargetOutputs
-from dloop.hosts.registry import load_host
+from dloop.hosts.registry import load_host, new_host
 from dloop.hosts.target_model import load_target
 from dloop.results.metrics import first_divergence
 from dloop.training.target_pass import FrozenTarget
+from tests.decoding.test_loop import greedy
 
 CPU = torch.device("cpu")
 
@@ -139,6 +140,24 @@ def test_ids_are_the_targets_own_with_one_forward_a_round(host, target, traces, 
         assert len(forwards) == 1 + len(result.rounds)
     decoder.close()
     handle.remove()
+
+
+def test_a_tied_target_whose_every_second_layer_is_full_is_lossless_too(tmp_path):
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    sizes = {"vocab_size": 14, "hidden_size": 24, "intermediate_size": 32, "head_dim": 16, "num_hidden_layers": 4}
+    changes = {"full_attention_interval": 2, "tie_word_embeddings": True, "num_key_value_heads": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 4}
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "initializer_range": 0.3}
+    torch.manual_seed(0)
+    Qwen3_5ForCausalLM(Qwen3_5TextConfig(**(sizes | heads | linear | changes))).save_pretrained(tmp_path)
+    target = load_target(str(tmp_path), dtype=torch.float32, device=CPU)
+    host = new_host(str(tmp_path), seed=1, dtype=torch.float32, device=CPU)
+    for gate in (Gate(-math.inf, 3), Gate()):
+        decoder = Target(target, host.taps)
+        result = generate(decoder, host.drafter(target), [5, 1, 7], Settings(24, frozenset(), gate), Clock(CPU))
+        decoder.close()
+        assert result.output_ids == greedy(target, [5, 1, 7], 24)
 
 
 def test_the_unroll_equals_the_reference(host, target, forward):
