@@ -23,7 +23,9 @@ from pathlib import Path
 
 words = sys.argv[1:]
 names = {"--output": [f"{table}.{kind}" for table in ("dflash", "overview") for kind in ("csv", "md", "tex")]}
-names["--plots"] = [f"{plot}.{kind}" for plot in ("acceptance_length", "extra_stages") for kind in ("svg", "png")]
+names["--output"] += ["audit.csv", "audit.md", "report.html"]
+plots = ("speedup", "acceptance_length", "extra_stages", "round_time", "gate")
+names["--plots"] = [f"{plot}.{kind}" for plot in plots for kind in ("svg", "png")]
 for option, files in names.items():
     for file in files:
         Path(words[words.index(option) + 1], file).write_text("made")
@@ -44,7 +46,10 @@ def test_a_change_reruns_what_depends_on_it_and_nothing_else(project):
     stub_stages(project)
     values = project.configuration()
     values["gpus_per_job"] = 0
-    del values["targets"]["qwen3-8b"], values["hosts"]["dflash"]["drafts"]["qwen3-8b"]
+    target, host = "qwen3-4b", values["hosts"]["dflash"]
+    values["targets"] = {target: values["targets"][target]}
+    values["hosts"] = {"dflash": host | {"drafts": {target: host["drafts"][target]}}}
+    values["settings"] = {"dflash": {name: values["settings"]["dflash"][name] for name in ("released", "dloop")}}
     project.write(values)
     run = project.snakemake("--cores", "2", "all_tables")
     assert run.returncode == 0, run.stdout
