@@ -24,7 +24,7 @@ from dloop.hosts.eagle3.vocabulary import DEFAULT_SIZE, check_maps, frequent_tok
 from dloop.hosts.host import Host, ObjectiveOptions
 from dloop.hosts.target_model import embedding
 from dloop.hosts.tree_options import LINEAR, TreeOptions
-from dloop.hosts.unroll.objective import BLOCK_OPTIONS
+from dloop.hosts.unroll.objective import BLOCK_OPTIONS, UNROLL_TRAINING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,9 +44,7 @@ class Eagle3Host(Host):
         {"tree_budget": 60, "stage_tree_budget": 48, "topk_k": 10, "tree_depth": 7}
     )
     start_flag: ClassVar[str] = "ckpt_dir"
-    training_defaults: ClassVar[Mapping[str, float]] = MappingProxyType(
-        {"learning_rate": 1e-4, "warmup_ratio": 0.015, "max_grad_norm": 0.5}
-    )
+    training_defaults: ClassVar[Mapping[str, float]] = UNROLL_TRAINING
     network: Eagle3Network
 
     def __init__(self, raw: dict[str, Any], network: Eagle3Network) -> None:

@@ -23,7 +23,7 @@ from dloop.hosts.mtp.gemma4_network import LAYER_TYPES, build
 from dloop.hosts.mtp.gemma4_objective import Gemma4Objective
 from dloop.hosts.target_model import decoder, embedding
 from dloop.hosts.tree_options import LINEAR, TreeOptions
-from dloop.hosts.unroll.objective import BLOCK_OPTIONS
+from dloop.hosts.unroll.objective import BLOCK_OPTIONS, UNROLL_TRAINING
 from dloop.results.atomic import write_json
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ class Gemma4Host(Host):
     name: ClassVar[str] = "mtp"
     tree_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"mtp_k": DRAFTS_A_STAGE})
     start_flag: ClassVar[str] = "ckpt_dir"
-    training_defaults: ClassVar[Mapping[str, float]] = MappingProxyType(
-        {"learning_rate": 1e-4, "warmup_ratio": 0.015, "max_grad_norm": 0.5}
-    )
+    training_defaults: ClassVar[Mapping[str, float]] = UNROLL_TRAINING
     network: Any
     taps = ("norm",)
 

@@ -23,6 +23,7 @@ from dloop.hosts.mtp.qwen35_network import Qwen35Head
 from dloop.hosts.mtp.qwen35_objective import Qwen35Objective
 from dloop.hosts.target_model import embedding
 from dloop.hosts.tree_options import LINEAR, TreeOptions
+from dloop.hosts.unroll.objective import UNROLL_TRAINING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,9 +40,7 @@ class Qwen35Host(Host):
     name: ClassVar[str] = "mtp"
     tree_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"mtp_k": 3})
     start_flag: ClassVar[str] = "ckpt_dir"
-    training_defaults: ClassVar[Mapping[str, float]] = MappingProxyType(
-        {"learning_rate": 1e-4, "warmup_ratio": 0.015, "max_grad_norm": 0.5}
-    )
+    training_defaults: ClassVar[Mapping[str, float]] = UNROLL_TRAINING
     tensor_prefix: ClassVar[str] = PREFIX
     network: Qwen35Head
     taps = ("norm",)

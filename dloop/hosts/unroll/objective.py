@@ -11,8 +11,9 @@ Shape letters: B batch, S sequence, D hidden size.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 STEP_DECAY = 0.8
+
+UNROLL_TRAINING: Mapping[str, float] = MappingProxyType(
+    {"learning_rate": 1e-4, "warmup_ratio": 0.015, "max_grad_norm": 0.5}
+)
+"""What the trainer does with an unrolled head where the command line leaves it open (sgl-project/SpecForge)."""
 
 BLOCK_OPTIONS = (
     *("num_anchors", "loss_decay_gamma", "dloop_max_stage", "dloop_loss_weight"),
