@@ -127,9 +127,10 @@ def line_up(options: Options, device: torch.device) -> LineUp:
     if steering:
         for network in (host.network, theirs):
             network.norm.register_forward_hook(steering)
+        theirs.register_forward_pre_hook(steering.advance)
     prompt = prompt_of(options, model.config.vocab_size)
     runtime = "graphs" if options.runtime == "graphs" else options.target_runtime
-    mode = (model, host, prompt, runtime)
+    mode = (model, host, prompt, runtime, steering.advance if steering else None)
     peers = [
         library_greedy(model, prompt),
         ours("ours, autoregressive", model, None, prompt, runtime, against="transformers generate"),
@@ -163,7 +164,7 @@ def line_up_gemma(options: Options, folder: Path, device: torch.device) -> LineU
         ours("ours, autoregressive", model, None, prompt, "library", against="transformers generate"),
         library_assisted(model, assistant, prompt),
         ours("ours, assistant", model, host, prompt, "library", against=assisted),
-        ours("ours, assistant + DLoop", model, host, prompt, "library", options.gate, against=assisted),
+        ours("ours, assistant + DLoop", model, host, prompt, "library", gate=options.gate, against=assisted),
     ]
     return LineUp(f"Gemma 4 of {folder}, the target by the library runtime", peers)
 

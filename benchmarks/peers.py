@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 
 from dloop.decoding.clock import Clock
 from dloop.decoding.gate import Gate
-from dloop.decoding.graphs import over_static_shapes
+from dloop.decoding.graphs import StaticBackbone, over_static_shapes
 from dloop.decoding.loop import Settings, SilentDrafter, generate
 from dloop.decoding.target import Target
+from dloop.hosts.block.drafter import BlockDrafter
 from dloop.hosts.host import Drafter, Host
 from dloop.hosts.target_model import embedding, head
 from dloop.hosts.tree_options import TreeOptions
@@ -120,17 +121,22 @@ def ours(
     host: Host | None,
     prompt: list[int],
     runtime: str,
+    before_stage: Callable[[], None] | None = None,
     gate: float = 1.0,
     tree_budget: int = 0,
     stage_tree_budget: int = 0,
     against: str | None = None,
 ) -> Peer:
-    """Our loop under one setting; without a `host` it is autoregressive decoding."""
+    """Our loop under one setting; without a `host` it is autoregressive decoding. `before_stage` is called before every
+    stage of a block drafter."""
     tree = TreeOptions(tree_budget, stage_tree_budget)
     target = Target(model, host.taps if host else (), runtime)
     drafter: Drafter = host.drafter(model, tree, target.cache) if host else SilentDrafter()
     if host and runtime == "graphs":
         drafter = over_static_shapes(drafter)
+    calls = _draft_calls(model, host, drafter)
+    if isinstance(drafter, BlockDrafter) and before_stage is not None:
+        drafter.backbone = _preceded(drafter.backbone, before_stage)
 
     def answer(tokens: int) -> Run:
         settings = Settings(tokens, frozenset(), Gate(gate), tree_budget, stage_tree_budget)
@@ -145,7 +151,15 @@ def ours(
             clock.read(),
         )
 
-    return Peer(name, answer, [(target, "_forward")], _draft_calls(model, host, drafter), against)
+    return Peer(name, answer, [(target, "_forward")], calls, against)
+
+
+def _preceded(stage: Any, before_stage: Callable[[], None]) -> Any:
+    def both(*arguments: Any) -> Any:
+        before_stage()
+        return stage(*arguments)
+
+    return both
 
 
 def _draft_calls(model: PreTrainedModel, host: Host | None, drafter: Drafter) -> list[Watched]:
@@ -153,5 +167,8 @@ def _draft_calls(model: PreTrainedModel, host: Host | None, drafter: Drafter) ->
         return []
     parts: list[nn.Module] = [*host.network.modules(), head(model), embedding(model)]
     calls: list[Watched] = [(part, "forward") for part in parts]
-    # Block drafts run past their modules' own forwards.
-    return [*calls, (drafter, "backbone")] if hasattr(drafter, "backbone") else calls
+    if not isinstance(drafter, BlockDrafter):
+        return calls
+    # Block drafts run past their modules' own forwards; a captured stage cannot be looked into.
+    static = isinstance(drafter.backbone, StaticBackbone)
+    return [(drafter, "backbone")] if static else [*calls, (drafter.backbone, "run")]

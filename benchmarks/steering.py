@@ -39,6 +39,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
     },
 }
+SHAPES["wide"] = SHAPES["narrow"] | {"vocab_size": 151936}
+HEADS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "dspark": {"projector_type": "dspark", "markov_rank": 64, "enable_confidence_head": True},
+    "domino": {"projector_type": "domino", "gru_hidden_dim": 64, "emb_dim": 64, "shift_label": True},
+}
+"""What turns a DFlash configuration into one of each block drafter."""
 DRAFT_LAYERS = 5
 BLOCK = 16
 
@@ -104,7 +111,7 @@ def right_rows(tau: float, drafts: int, count: int = 4096) -> list[int]:
 
 @dataclass
 class Steering:
-    """Forward hook on a draft's last norm. `restart` before every response."""
+    """Forward hook on a draft's last norm. `restart` before every response, `advance` before every stage."""
 
     tau: float
     hidden_size: int
@@ -119,12 +126,17 @@ class Steering:
         self._rows = [
             torch.stack([right] * (length + 1) + [-right] * (drafts - length)) for length in range(drafts + 1)
         ]
+        # A captured graph reads from one address, whatever stands there.
+        self._now = torch.empty_like(self._rows[0])
 
     def restart(self) -> None:
         """Begin again with the first length."""
         self._stage = 0
 
-    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        rows = self._rows[self._lengths[self._stage]]
+    def advance(self, *ignored: Any) -> None:
+        """Go on to the next length."""
+        self._now.copy_(self._rows[self._lengths[self._stage]])
         self._stage += 1
-        return rows[-output.shape[-2] :].view(output.shape)
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return self._now[-output.shape[-2] :].view(output.shape)

@@ -10,22 +10,25 @@ them is what training pays, since they are drawn uniformly.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from probes import Stopwatch, clock
-from steering import dflash_config, random_draft, repeating_target
+from steering import HEADS, dflash_config, random_draft, repeating_target
 from training_report import PARTS, MemoryRow, Row, peak_above_rest, show, write
+from transformers import PreTrainedModel
 
 from dloop.cli import parse, run
 from dloop.data.loader import Batch
+from dloop.demo.architectures import new_target
 from dloop.hosts.host import Host, Objective, ObjectiveOptions
-from dloop.hosts.target_model import DTYPES
+from dloop.hosts.target_model import DTYPES, embedding
 from dloop.hosts.unroll.schedule import unroll_length
 from dloop.training.distributed import World, choose_device
 from dloop.training.metrics_log import PartClock
@@ -33,17 +36,16 @@ from dloop.training.optimizer import MasterAdamW
 from dloop.training.target_pass import FrozenTarget
 from dloop.training.trainer import Plan, Settings, Trainer
 
-HEADS: dict[str, dict[str, Any]] = {
-    "dflash": {},
-    "dspark": {"projector_type": "dspark", "markov_rank": 64, "enable_confidence_head": True},
-    "domino": {"projector_type": "domino", "gru_hidden_dim": 64, "emb_dim": 64, "shift_label": True},
-}
-"""What turns a DFlash configuration into one of each block drafter."""
 STAGES = 3
-UNROLL = 7
+UNROLLS = {"eagle3": 7, "mtp-qwen3.5": 3, "mtp-gemma4": 6}
+"""Drafts a stage of the heads that train by unrolling; looped training draws one, two or three times as many."""
+MTP = {"mtp-qwen3.5": "qwen3.5", "mtp-gemma4": "gemma4"}
+"""The demo's architectures that have such a head; their sizes are the demo's whatever `--shape` says."""
+VOCABULARY = 4096
+DEMO_DRAFTS = Path(__file__).parent.parent / "config/demo-drafts"
 LONGEST_SEARCH = 1000
 """Optimizer steps among which one is sought for every stage or length."""
-HostName = Literal["dflash", "dspark", "domino", "eagle3"]
+HostName = Literal["dflash", "dspark", "domino", "eagle3", "mtp-qwen3.5", "mtp-gemma4"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +54,10 @@ class Options:
 
     quick: bool = False
     """Fewer repeats and smaller memory tables: under three minutes on one core."""
-    hosts: tuple[HostName, ...] = ("dflash", "dspark", "domino", "eagle3")
+    hosts: tuple[HostName, ...] = get_args(HostName)
     """Draft families, random and as wide as the target."""
     shape: Literal["tiny", "narrow", "qwen3-4b"] | None = None
-    """Sizes of the random target. Default: qwen3-4b on a GPU, else narrow."""
+    """Sizes of the random Qwen3 target. Default: qwen3-4b on a GPU, else narrow."""
     length: int = 512
     """Tokens of a row; the last two thirds are supervised."""
     anchors: int = 64
@@ -86,12 +88,29 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     device = choose_device(options.device)
     dtype = DTYPES[options.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    target = repeating_target(options.shape or ("qwen3-4b" if device.type == "cuda" else "narrow"), dtype, device)
-    rows = [row for name in options.hosts for row in time_host(name, target, options)]
-    memory = [row for name in options.hosts for row in measure_memory(name, target, options)] if options.memory else []
+    shape = options.shape or ("qwen3-4b" if device.type == "cuda" else "narrow")
+    rows: list[Row] = []
+    memory: list[MemoryRow] = []
+    for kind, names in by_target(options.hosts).items():
+        target = mtp_target(kind, dtype, device) if kind else repeating_target(shape, dtype, device)
+        for name in names:
+            rows += time_host(name, target, options)
+            memory += measure_memory(name, target, options) if options.memory else []
     show(rows, memory)
     if options.output is not None:
         write(options.output, rows, memory, asdict(options), device)
+
+
+def by_target(hosts: tuple[HostName, ...]) -> dict[str, list[HostName]]:
+    """The hosts that share a target: those of one architecture of the demo, and, under "", those of the Qwen3."""
+    kinds = list(dict.fromkeys(MTP.get(name, "") for name in hosts))
+    return {kind: [name for name in hosts if MTP.get(name, "") == kind] for kind in kinds}
+
+
+def mtp_target(architecture: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """A random target that an MTP head belongs to."""
+    target: Any = new_target(architecture, VOCABULARY, eos=2, pad=0, seed=0)
+    return target.to(device, dtype).eval().requires_grad_(False)
 
 
 def time_host(name: HostName, target: Any, options: Options) -> list[Row]:
@@ -108,7 +127,7 @@ def measure_memory(name: HostName, target: Any, options: Options) -> Iterator[Me
     """Peak memory of the deepest step by length at the given anchors, and by anchors at the given length."""
     factors = (1, 2) if options.quick else (1, 2, 4)
     sizes = [(options.length * factor, options.anchors) for factor in factors]
-    sizes += [] if name == "eagle3" else [(options.length, options.anchors * factor) for factor in factors[1:]]
+    sizes += [] if name in UNROLLS else [(options.length, options.anchors * factor) for factor in factors[1:]]
     for length, anchors in sizes:
         setup = Setup(name, target, options, looped=True, length=length, anchors=anchors)
         setup.deepest_step()
@@ -133,7 +152,7 @@ class Setup:
         self.device = target.get_input_embeddings().weight.device
         self.objective = objective(host, target, options, name, looped, anchors or options.anchors)
         self.trainer = trainer(host, self.objective, target)
-        self.batch = random_rows(options.batch_size, length or options.length, target.config.vocab_size)
+        self.batch = random_rows(options.batch_size, length or options.length, embedding(target).num_embeddings)
         self.draws = draws(self.objective)
         self.watch = Stopwatch(clock(self.device, options.clock))
         self.trainer.interval.clock = CPUClock(self.device) if options.clock == "cpu" else PartClock(self.device)
@@ -185,33 +204,43 @@ class CPUClock(PartClock):
 
 def draft(name: HostName, target: Any) -> Host:
     """A random draft to train."""
-    raw = dflash_config(target)
+    if name in MTP:
+        raw = json.loads((DEMO_DRAFTS / f"{name}.json").read_text())
+        raw["text_config"]["vocab_size"] = VOCABULARY
+    else:
+        raw = dflash_config(target)
     if name == "eagle3":
         raw = {key: value for key, value in raw.items() if key not in ("dflash_config", "block_size")}
         raw |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
         raw |= {"draft_vocab_size": max(32, raw["vocab_size"] // 5)}
-    else:
+    elif name in HEADS:
         raw["dflash_config"] |= HEADS[name]
     host = random_draft(target, raw)
     host.network.train().requires_grad_(True)
     return host
 
 
+def lengths(name: HostName, looped: bool) -> tuple[int, ...]:
+    """Unrolls that a step draws from."""
+    unroll = UNROLLS[name]
+    return (unroll, 2 * unroll, 3 * unroll) if looped else (unroll,)
+
+
 def label(name: HostName, looped: bool) -> str:
     """The setting in words."""
-    if name == "eagle3":
-        return f"unroll {UNROLL}, {2 * UNROLL}, {3 * UNROLL}" if looped else f"unroll {UNROLL}"
-    return f"K = {STAGES}" if looped else "K = 0"
+    if name in UNROLLS:
+        return f"unroll {', '.join(map(str, lengths(name, looped)))}"
+    return f"K = {STAGES if looped else 0}"
 
 
 def objective(host: Host, target: Any, options: Options, name: HostName, looped: bool, anchors: int) -> Objective:
     """The host's objective alone, or with loop stages or longer unrolls."""
     backend = options.attention_backend or ("flex_attention" if target.device.type == "cuda" else "sdpa")
-    if name == "eagle3":
-        lengths = (UNROLL, 2 * UNROLL, 3 * UNROLL) if looped else (UNROLL,)
-        return host.objective(target, ObjectiveOptions(ttt_length_dist=lengths, attention_backend=backend))
-    stages = STAGES if looped else 0
-    chosen = ObjectiveOptions(num_anchors=anchors, dloop_max_stage=stages, attention_backend=backend)
+    if name in UNROLLS:
+        chosen = ObjectiveOptions(ttt_length_dist=lengths(name, looped), attention_backend=backend)
+    else:
+        stages = STAGES if looped else 0
+        chosen = ObjectiveOptions(num_anchors=anchors, dloop_max_stage=stages, attention_backend=backend)
     return host.objective(target, chosen)
 
 

@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dloop.cli import UserError
 from dloop.decoding.lean_qwen3 import LeanQwen3
 from dloop.hosts.attention import group_bias, grouped_attention
-from dloop.hosts.block.cached import CachedBackbone
+from dloop.hosts.block.cached import CachedBackbone, Outputs, Read
 from dloop.hosts.block.drafter import BlockDrafter
 from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.host import Drafter
@@ -33,8 +33,6 @@ ROWS = (1, 8, 16, 32, 64, 128, 288)
 """Row counts that are captured: a step, a block, loops behind it, trees up to 256 with a block's chain."""
 SMALLEST_SPAN = 512
 WARM_UPS = 3
-
-Outputs = tuple[Tensor, ...]
 
 
 class Replay:
@@ -180,28 +178,30 @@ class _Verification:
 
 
 class StaticBackbone(CachedBackbone):
-    """The block drafters' backbone with its stages over static shapes: context padded, block as it is."""
+    """The block drafters' stages over static shapes: context padded, block as it is; the head, the host's corrections
+    and the greedy chain are part of what is captured."""
 
-    def __init__(self, network: BlockBackbone, cache: KVCache) -> None:
-        super().__init__(network, cache)
+    def __init__(self, network: BlockBackbone, cache: KVCache, embed: nn.Module) -> None:
+        super().__init__(network, cache, embed)
         self._shapes = StaticShapes(cache, self._rotary, ROWS[-1] + network.config.block_size)
 
-    def __call__(self, rows_RD: Tensor, context_CD: Tensor, context_position: int, block_position: int) -> Tensor:
-        """As the backbone's; the rows hold until the next stage."""
+    def __call__(
+        self, ids_R: Tensor, context_CD: Tensor, context_position: int, block_position: int, read: Read
+    ) -> Outputs:
+        """As the backbone's, always with the same `read`; the answer holds until the next stage."""
         start, valid = self._cache.length, len(context_CD)
         count = padded(valid)
-        self._shapes.settle(start + (count or valid) + len(rows_RD))
+        self._shapes.settle(start + (count or valid) + len(ids_R))
         if count is None:
-            return super().__call__(rows_RD, context_CD, context_position, block_position)
-        make = partial(_Stage, self, self._cache, len(rows_RD), context_CD)
-        stage = self._shapes.at(count, start + count + len(rows_RD), make)
+            return super().__call__(ids_R, context_CD, context_position, block_position, read)
+        make = partial(_Stage, self, self._cache, read, len(ids_R), context_CD)
+        stage = self._shapes.at(count, start + count + len(ids_R), make)
         self._cache.advance(valid)
-        return stage(rows_RD, context_CD, (start, start + valid, context_position, block_position))
+        return stage(ids_R, context_CD, (start, start + valid, context_position, block_position))
 
-    def stage_static(
-        self, rows_RD: Tensor, context_CD: Tensor, numbers_4: Tensor, width: int, cache: KVCache
-    ) -> Tensor:
+    def stage_static(self, ids_R: Tensor, context_CD: Tensor, numbers_4: Tensor, width: int, cache: KVCache) -> Tensor:
         """Block rows [R, D]; `numbers_4` are the slots, then the positions, of the first context and block row."""
+        rows_RD = self._embed(ids_R)
         context_slot, block_slot, context_position, block_position = numbers_4.split(1)
         context, block = (torch.arange(len(rows), device=rows.device) for rows in (context_CD, rows_RD))
         made = self.context_rows(context_CD, self._rotary[context_position + context])
@@ -220,29 +220,27 @@ class _Stage:
     """A stage of one shape."""
 
     def __init__(
-        self, backbone: StaticBackbone, cache: KVCache, block: int, like_CD: Tensor, rows: int, width: int
+        self, backbone: StaticBackbone, cache: KVCache, read: Read, block: int, like_CD: Tensor, rows: int, width: int
     ) -> None:
-        self._context, self._rows = (
-            like_CD.new_zeros(rows, like_CD.shape[1]),
-            like_CD.new_zeros(block, like_CD.shape[1]),
-        )
-        self._numbers = torch.zeros(4, dtype=torch.long, device=like_CD.device)
+        self._context = like_CD.new_zeros(rows, like_CD.shape[1])
+        self._ids, self._numbers = (torch.zeros(n, dtype=torch.long, device=like_CD.device) for n in (block, 4))
 
         def run() -> Outputs:
-            return (backbone.stage_static(self._rows, self._context, self._numbers, width, cache),)
+            raw_RD = backbone.stage_static(self._ids, self._context, self._numbers, width, cache)
+            return read(raw_RD, self._ids[:1])
 
         self._replay = Replay(run, like_CD.device)
 
-    def __call__(self, rows_RD: Tensor, context_CD: Tensor, numbers: Sequence[int]) -> Tensor:
-        self._rows.copy_(rows_RD)
+    def __call__(self, ids_R: Tensor, context_CD: Tensor, numbers: Sequence[int]) -> Outputs:
+        self._ids.copy_(ids_R)
         self._context[: len(context_CD)].copy_(context_CD)
         self._numbers.copy_(torch.tensor(numbers))
-        return self._replay()[0]
+        return self._replay()
 
 
 def over_static_shapes(drafter: Drafter) -> Drafter:
     """`drafter` with its backbone over static shapes; a UserError when it has none that can be."""
     if not isinstance(drafter, BlockDrafter):
         raise UserError("--runtime graphs serves DFlash, DSpark and Domino drafts; use --runtime eager for this one")
-    drafter.backbone = StaticBackbone(drafter.network, drafter.cache)
+    drafter.backbone = StaticBackbone(drafter.network, drafter.cache, drafter.embed)
     return drafter

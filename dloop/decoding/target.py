@@ -53,10 +53,11 @@ class Target:
                 "some layers of the target can roll back chains alone, so it verifies no tree; leave out --tree-budget"
             )
         length = self.cache.length
-        packed = torch.tensor([tree.tokens, tree.depths], device=self.device)
+        places = [length + depth for depth in tree.depths]
+        packed = torch.tensor([tree.tokens, places], device=self.device)
         with self.cache.verification(len(tree)):
             mask = None if tree.is_chain else self._tree_mask(tree)
-            logits = self._forward(packed[0], packed[1] + length, mask)
+            logits = self._forward(packed[0], packed[1], mask)
         return greedy_tokens(logits).tolist()
 
     def commit(self, path: Sequence[int]) -> Tensor:

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dloop.hosts.block.config import read_block_config
-from dloop.hosts.block.drafter import BlockDrafter, read_chain
+from dloop.hosts.block.drafter import BlockDrafter, pack_chain
 from dloop.hosts.block.host import BlockHost
 from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.block.objective import BlockObjective, StageLoss
-from dloop.hosts.host import ObjectiveOptions, Segment, TreeSegment
+from dloop.hosts.host import ObjectiveOptions
 from dloop.trees.ddtree import build_ddtree
+from dloop.trees.nodes import Nodes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 class DFlashDrafter(BlockDrafter):
     """Greedy chain and tree straight from the target's head."""
 
-    def propose(self, rows_TD: Tensor, anchor: int) -> Segment:
+    def read(self, rows_TD: Tensor, anchor_1: Tensor) -> tuple[Tensor, ...]:
         logits_TV = self.head(rows_TD).float()
-        normaliser_T1 = logits_TV.logsumexp(-1, keepdim=True)
-        return TreeSegment(
-            *read_chain(logits_TV, normaliser_T1),
-            grow=lambda budget: build_ddtree(logits_TV, budget, self.tree.topk_k, normaliser_T1),
-        )
+        chain_2T, normaliser_T1 = pack_chain(logits_TV)
+        return chain_2T, logits_TV, normaliser_T1
+
+    def grow(self, budget: int, anchor: int, rows_TD: Tensor, *kept: Tensor) -> Nodes:
+        logits_TV, normaliser_T1 = kept
+        return build_ddtree(logits_TV, budget, self.tree.topk_k, normaliser_T1)
 
 
 class DFlashObjective(BlockObjective):

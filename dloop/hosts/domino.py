@@ -15,16 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dloop.hosts.block.config import BlockConfig, need, nested, read_block_config
-from dloop.hosts.block.drafter import BlockDrafter, read_chain
+from dloop.hosts.block.drafter import BlockDrafter, pack_chain
 from dloop.hosts.block.host import BlockHost
 from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.block.objective import BlockObjective, StageLoss, with_loop_weight
 from dloop.hosts.block.packing import Window
 from dloop.hosts.block.scorer import BlockScorer
 from dloop.hosts.greedy import greedy_tokens
-from dloop.hosts.host import Segment, TargetOutputs, TreeSegment
+from dloop.hosts.host import TargetOutputs
 from dloop.hosts.tree_options import DARTREE_DEFAULTS
 from dloop.trees.dartree import build_dartree
+from dloop.trees.nodes import Nodes
 
 PROJECTORS = ("domino", "causal_v5")
 """Values of `projector_type` that mean this family; the second is an old name."""
@@ -67,24 +68,21 @@ class DominoDrafter(BlockDrafter):
 
     network: DominoNetwork
 
-    def propose(self, rows_TD: Tensor, anchor: int) -> Segment:
+    def read(self, rows_TD: Tensor, anchor_1: Tensor) -> tuple[Tensor, ...]:
         base_TV = self.head(rows_TD)
-        state_1G = self.network.start(self.embed(torch.tensor([anchor], device=self.device)))
+        state_1G = self.network.start(self.embed(anchor_1))
         logits: list[Tensor] = []
         for place, (hidden_D, base_V) in enumerate(zip(rows_TD, base_TV, strict=True)):
             if place:
                 state_1G = self.network.step(self.embed(greedy_tokens(logits[-1])[None]), state_1G)
             corrected = place >= self.network.prefix_length
             logits.append(self.network.correct(base_V, hidden_D, state_1G[0]) if corrected else base_V.float())
-        return TreeSegment(
-            *read_chain(torch.stack(logits)),
-            grow=lambda budget: build_dartree(
-                GRUScorer(self.network, self.embed, rows_TD, base_TV, anchor),
-                width=self.tree.tree_width,
-                beta=self.tree.tree_beta,
-                budget=budget,
-            ),
-        )
+        return pack_chain(torch.stack(logits))[0], base_TV
+
+    def grow(self, budget: int, anchor: int, rows_TD: Tensor, *kept: Tensor) -> Nodes:
+        (base_TV,) = kept
+        scorer = GRUScorer(self.network, self.embed, rows_TD, base_TV, anchor)
+        return build_dartree(scorer, width=self.tree.tree_width, beta=self.tree.tree_beta, budget=budget)
 
 
 class GRUScorer(BlockScorer):

@@ -18,16 +18,17 @@ from torch import Tensor, nn
 
 from dloop.cli import UserError
 from dloop.hosts.block.config import BlockConfig, need, nested, read_block_config
-from dloop.hosts.block.drafter import BlockDrafter, read_chain
+from dloop.hosts.block.drafter import BlockDrafter, pack_chain
 from dloop.hosts.block.host import BlockHost
 from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.block.objective import BlockObjective, StageLoss, with_loop_weight
 from dloop.hosts.block.packing import Window
 from dloop.hosts.block.scorer import BlockScorer
 from dloop.hosts.greedy import greedy_tokens
-from dloop.hosts.host import ObjectiveOptions, Segment, TargetOutputs, TreeSegment
+from dloop.hosts.host import ObjectiveOptions, TargetOutputs
 from dloop.hosts.tree_options import DARTREE_DEFAULTS
 from dloop.trees.dartree import build_dartree
+from dloop.trees.nodes import Nodes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,22 +110,19 @@ class DSparkDrafter(BlockDrafter):
 
     network: DSparkNetwork
 
-    def propose(self, rows_TD: Tensor, anchor: int) -> Segment:
+    def read(self, rows_TD: Tensor, anchor_1: Tensor) -> tuple[Tensor, ...]:
         base_TV = self.head(rows_TD)
-        previous = torch.tensor(anchor, device=self.device)
+        previous = anchor_1[0]
         corrected = []
         for hidden_D, base_V in zip(rows_TD, base_TV, strict=True):
             corrected.append(self.network.correct(base_V, previous, hidden_D))
             previous = greedy_tokens(corrected[-1])
-        return TreeSegment(
-            *read_chain(torch.stack(corrected)),
-            grow=lambda budget: build_dartree(
-                MarkovScorer(self.network.markov_head, rows_TD, base_TV, anchor),
-                width=self.tree.tree_width,
-                beta=self.tree.tree_beta,
-                budget=budget,
-            ),
-        )
+        return pack_chain(torch.stack(corrected))[0], base_TV
+
+    def grow(self, budget: int, anchor: int, rows_TD: Tensor, *kept: Tensor) -> Nodes:
+        (base_TV,) = kept
+        scorer = MarkovScorer(self.network.markov_head, rows_TD, base_TV, anchor)
+        return build_dartree(scorer, width=self.tree.tree_width, beta=self.tree.tree_beta, budget=budget)
 
 
 class MarkovScorer(BlockScorer):

@@ -141,16 +141,19 @@ def test_a_stage_equals_the_eager_one_whatever_its_context(pair):
     config = host.network.config
     generator = torch.Generator().manual_seed(0)
     caches, outputs = [], []
+    embed = torch.nn.Embedding(64, config.hidden_size)
     for kind in (CachedBackbone, graphs.StaticBackbone):
         generator.manual_seed(0)
         cache = KVCache(config.layers, config.kv_heads, config.head_dim, torch.float32, CPU)
         cache.reserve(40)
-        backbone, position = kind(host.network, cache), 0
+        backbone, position = kind(host.network, cache, embed), 0
         for context in (300, 3, 1, 8, 0, 20, 9):
             made = torch.randn(context, config.hidden_size, generator=generator)
-            block = torch.randn(config.block_size, config.hidden_size, generator=generator)
+            ids = torch.randint(0, 64, (config.block_size,), generator=generator)
             committed = cache.store[..., : cache.length, :].clone()
-            outputs.append(backbone(block, made, position, position + context + 1).clone())
+            rows, anchor = backbone(ids, made, position, position + context + 1, lambda raw, anchor: (raw, anchor))
+            assert anchor.tolist() == ids[:1].tolist()
+            outputs.append(rows.clone())
             assert torch.equal(cache.store[..., : committed.shape[-2], :], committed)
             position += context
         caches.append(cache.store[..., : cache.length, :])

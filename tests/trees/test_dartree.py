@@ -167,6 +167,11 @@ def drafter_with(name, tree, stage=""):
     return drafter, weights[stage + "z"]
 
 
+def stage_of(drafter, rows_LH, anchor):
+    chain_2L, *kept = drafter.read(rows_LH, torch.tensor([anchor]))
+    return drafter.segment(anchor, chain_2L, rows_LH, *kept)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_drafters_chains_and_trees_equal_the_golden_ones(name):
     model = MODELS[name]
@@ -174,7 +179,7 @@ def test_the_drafters_chains_and_trees_equal_the_golden_ones(name):
         tree = SimpleNamespace(tree_width=expected["width"], tree_beta=expected["beta"])
         drafter, rows_LH = drafter_with(name, tree)
         with torch.inference_mode():
-            segment = drafter.propose(rows_LH, model["root"])
+            segment = stage_of(drafter, rows_LH, model["root"])
             nodes = segment.grow(expected["budget"])
         assert segment.chain == model["chain"]
         assert segment.log_probs == pytest.approx(model["chain_logprobs"], abs=1e-3)
@@ -186,7 +191,7 @@ def test_the_drafters_chains_and_trees_equal_the_golden_ones(name):
 def test_the_second_stages_chain_and_sum_equal_the_golden_ones():
     drafter, rows_LH = drafter_with("dspark_open", None, stage="stage2_")
     with torch.inference_mode():
-        segment = drafter.propose(rows_LH, MODELS["dspark_open"]["chain"][-1])
+        segment = stage_of(drafter, rows_LH, MODELS["dspark_open"]["chain"][-1])
     assert segment.chain == UNION["stage2_chain"]
     assert segment.gate_sum == pytest.approx(UNION["stage2_gate_sum"], abs=1e-3)
     assert MODELS["dspark_open"]["gate_sum"] == pytest.approx(UNION["stage1_gate_sum"], abs=1e-3)

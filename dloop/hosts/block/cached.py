@@ -7,22 +7,28 @@ H heads, G key/value heads, E head dimension.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dloop.hosts.attention import Kernel, grouped_attention
 from dloop.hosts.block.network import BlockBackbone, rotary_tables
 from dloop.hosts.kv_cache import KVCache, Put
 from dloop.hosts.lean_layer import LeanLayer, Rotary, RotaryTable, normed, rotate
 
+Outputs = tuple[Tensor, ...]
+Read = Callable[[Tensor, Tensor], Outputs]
+"""What a drafter makes of a block's rows [R, D] before the final norm, behind its anchor's id [1]."""
+
 
 class CachedBackbone:
     """Runs blocks of `network` over `cache`; context rows become valid there, block rows do not."""
 
-    def __init__(self, network: BlockBackbone, cache: KVCache) -> None:
+    def __init__(self, network: BlockBackbone, cache: KVCache, embed: nn.Module) -> None:
         config, weight = network.config, network.fc.weight
-        self._cache, self._heads, self._eps = cache, config.heads, config.rms_norm_eps
+        self._cache, self._embed, self._heads, self._eps = cache, embed, config.heads, config.rms_norm_eps
         self._layers = [LeanLayer.of(layer, config.heads, config.kv_heads, self._eps) for layer in network.layers]
         first = config.heads * config.head_dim
         with torch.no_grad():
@@ -34,11 +40,17 @@ class CachedBackbone:
             lambda positions: rotary_tables(positions, config.head_dim, config.rope_theta, weight.dtype), weight.device
         )
 
-    def __call__(self, rows_RD: Tensor, context_CD: Tensor, context_position: int, block_position: int) -> Tensor:
-        """Rows [R, D] before the final norm. Context rows stand from `context_position` on, the block's rows from
+    def __call__(
+        self, ids_R: Tensor, context_CD: Tensor, context_position: int, block_position: int, read: Read
+    ) -> Outputs:
+        """What `read` makes of the block `ids_R`. Context rows stand from `context_position` on, the block's rows from
         `block_position` on."""
+        return read(self.run(ids_R, context_CD, context_position, block_position), ids_R[:1])
+
+    def run(self, ids_R: Tensor, context_CD: Tensor, context_position: int, block_position: int) -> Tensor:
+        """Rows [R, D] of the block before the final norm."""
         start = self._cache.length + len(context_CD)
-        end, place = start + len(rows_RD), block_position + len(rows_RD)
+        end, place = start + len(ids_R), block_position + len(ids_R)
         self._cache.reserve(end)
         self._rotary.reserve(max(self._cache.capacity, place))
         rotary = self._rotary[context_position : context_position + len(context_CD)]
@@ -46,11 +58,11 @@ class CachedBackbone:
         for kept, made_LGCE in zip(places, self.context_rows(context_CD, rotary), strict=True):
             kept.copy_(made_LGCE)
         self._cache.advance(len(context_CD))
-        put = self._cache.behind(len(rows_RD))
-        return self.block(rows_RD, self._rotary[block_position:place], put, grouped_attention)
+        put = self._cache.behind(len(ids_R))
+        return self.block(self._embed(ids_R), self._rotary[block_position:place], put, grouped_attention)
 
     def block(self, rows_RD: Tensor, rotary: Rotary, put: Put, attend: Kernel) -> Tensor:
-        """The block through all layers: `put` keeps its keys and values, `attend` lets its queries meet all of them."""
+        """Rows [R, D] behind all layers: `put` keeps their keys and values, `attend` lets their queries meet all."""
         for place, layer in enumerate(self._layers):
             turned, unturned = layer.project(rows_RD, rotary)
             keys, values = put(place, turned[:, self._heads :], unturned)

@@ -17,17 +17,21 @@ from torch import Tensor
 
 from dloop.hosts.block.cached import CachedBackbone
 from dloop.hosts.greedy import greedy_tokens
-from dloop.hosts.host import Segment
+from dloop.hosts.host import Segment, TreeSegment
 from dloop.hosts.kv_cache import KVCache
 from dloop.hosts.target_model import embedding, head
 from dloop.hosts.tree_options import TreeOptions
+from dloop.trees.nodes import Nodes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 class BlockDrafter(ABC):
-    """Batch 1; a family says how the block's rows become a chain, and a tree if one is asked for."""
+    """Batch 1; a family says how the block's rows become a chain, and a tree if one is asked for.
+
+    Shape letters: R rows of a block, T drafts a stage, D hidden, F features, C context rows, V vocabulary.
+    """
 
     def __init__(self, network: Any, target: PreTrainedModel, tree: TreeOptions) -> None:
         config = network.config
@@ -36,12 +40,17 @@ class BlockDrafter(ABC):
         self.device = self.embed.weight.device
         self.stage_length = config.stage_length
         self.cache = KVCache(config.layers, config.kv_heads, config.head_dim, network.fc.weight.dtype, self.device)
-        self.backbone = CachedBackbone(network, self.cache)
-        self._mask_ids = torch.full((config.block_size,), config.mask_token_id, device=self.device)
+        self.backbone = CachedBackbone(network, self.cache, self.embed)
+        self._masks = [config.mask_token_id] * (config.block_size - 1)
 
     @abstractmethod
-    def propose(self, rows_TD: Tensor, anchor: int) -> Segment:
-        """The host's greedy chain from the block's draft rows, after its own logit corrections, and its tree."""
+    def read(self, rows_TD: Tensor, anchor_1: Tensor) -> tuple[Tensor, ...]:
+        """The host's greedy chain behind `anchor_1` after its own logit corrections, packed (`pack_chain`), then what
+        `grow` wants of the stage. Stays on the device and never waits for it."""
+
+    @abstractmethod
+    def grow(self, budget: int, anchor: int, rows_TD: Tensor, *kept: Tensor) -> Nodes:
+        """The host's tree of `budget` nodes, from the draft rows of the stage and what `read` kept of it."""
 
     def reset(self, capacity: int) -> None:
         """Empty the cache and make room for `capacity` committed tokens and one block behind them."""
@@ -72,25 +81,34 @@ class BlockDrafter(ABC):
 
     def _stage(self, context_CD: Tensor, first_position: int) -> Segment:
         anchor_position = self._root_position + len(self._chain) - 1
-        block_ids = self._mask_ids.clone()
-        block_ids[0] = self._chain[-1]
-        raw_RD = self.backbone(self.embed(block_ids), context_CD, first_position, anchor_position)
-        raw_TD = raw_RD[self.network.config.first_draft_row :]
-        hidden_TD = self.network.norm(raw_TD)
-        self._bank = torch.cat((self._bank, self.network.loop_rows(raw_TD, hidden_TD)))
-        segment = self.propose(hidden_TD, self._chain[-1])
+        anchor = self._chain[-1]
+        ids_R = torch.tensor([anchor, *self._masks], device=self.device)
+        loop_rows_TD, chain_2T, *kept = self.backbone(ids_R, context_CD, first_position, anchor_position, self._read)
+        self._bank = torch.cat((self._bank, loop_rows_TD))
+        segment = self.segment(anchor, chain_2T, *kept)
         self._chain += segment.chain
         return segment
 
+    def segment(self, anchor: int, chain_2T: Tensor, *kept: Tensor) -> TreeSegment:
+        """A stage on the host, from its rows and what `read` made of them."""
+        chain, log_probs = chain_2T.tolist()
+        tokens = [int(token) for token in chain]
+        return TreeSegment(tokens, log_probs, grow=lambda budget: self.grow(budget, anchor, *kept))
 
-def read_chain(logits_TV: Tensor, normaliser_T1: Tensor | None = None) -> tuple[list[int], list[float]]:
-    """Greedy tokens and their float32 log-probabilities, brought to the host in one packed read.
+    def _read(self, raw_RD: Tensor, anchor_1: Tensor) -> tuple[Tensor, ...]:
+        """All that a stage leaves, of its rows before the final norm: loop rows, packed chain, rows, what grows."""
+        raw_TD = raw_RD[self.network.config.first_draft_row :]
+        rows_TD = self.network.norm(raw_TD)
+        chain_2T, *kept = self.read(rows_TD, anchor_1)
+        return self.network.loop_rows(raw_TD, rows_TD), chain_2T, rows_TD, *kept
 
-    `normaliser_T1` is the float32 log-sum-exp of the rows, where the caller has it already.
-    """
+
+def pack_chain(logits_TV: Tensor) -> tuple[Tensor, Tensor]:
+    """Greedy tokens and their float32 log-probabilities [2, T] in one tensor, so that one read brings both to the host;
+    and the rows' log-sum-exp [T, 1]."""
     logits_TV = logits_TV.float()
-    if normaliser_T1 is None:
-        normaliser_T1 = logits_TV.logsumexp(-1, keepdim=True)
-    best_T = logits_TV.amax(-1) - normaliser_T1[:, 0]
-    chain, log_probs = torch.stack((greedy_tokens(logits_TV).double(), best_T.double())).tolist()
-    return [int(token) for token in chain], log_probs
+    tokens_T1 = greedy_tokens(logits_TV)[:, None]
+    best_T1 = logits_TV.gather(-1, tokens_T1)
+    # torch.logsumexp would look for the largest entries again.
+    behind_best_T1 = (logits_TV - best_T1).exp_().sum(-1, keepdim=True).log_()
+    return torch.cat((tokens_T1.double(), -behind_best_T1.double()), -1).T, best_T1 + behind_best_T1

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dloop.data.loader import Batch
 from dloop.hosts.block.network import LoopState
@@ -153,6 +154,45 @@ def test_chunked_loss_equals_the_unchunked_one(target, host, monkeypatch):
         gradients.append([parameter.grad.clone() for parameter in objective.parameters()])
     for whole, chunked in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, chunked, atol=1e-5, rtol=1e-4)
+
+
+class LogitRows(TorchDispatchMode):
+    """The most rows over a vocabulary of `size` in any tensor an operator makes, views aside."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.most = size, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for part in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(part, torch.Tensor) and not func.is_view and part.shape[-1:] == (self.size,):
+                self.most = max(self.most, part.numel() // self.size)
+        return made
+
+
+@pytest.mark.parametrize("count", [4, 16])
+def test_logits_exist_for_one_chunk_of_rows_whatever_the_anchors(target, host, monkeypatch, count):
+    monkeypatch.setattr("dloop.hosts.block.objective._CHUNK_ROWS", 8)
+    batch = batch_of(random_ids(1, 90, seed=6))
+    objective = host.objective(target, ObjectiveOptions())
+    outputs = outputs_of(target, host, batch)
+    anchors = torch.arange(count)[None] * 4
+    window, hidden = objective.stages(batch, outputs, anchors, torch.ones_like(anchors).bool(), 0)[0]
+    size = target.config.vocab_size
+    saved = []
+
+    def keep(tensor):
+        saved.append(tensor.shape)
+        return tensor
+
+    with LogitRows(size) as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = objective.stage_loss(hidden, window, outputs).sums.sum()
+    with LogitRows(size) as backward:
+        loss.backward()
+    assert (forward.most, backward.most) == (8, 8)
+    assert len(saved) > count
+    assert all(shape[-1:] != (size,) for shape in saved)
 
 
 def test_ratios_report_accuracy_and_prefix_of_both_stages(target, host):
