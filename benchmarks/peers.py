@@ -151,7 +151,9 @@ def ours(
             clock.read(),
         )
 
-    return Peer(name, answer, [(target, "_forward")], calls, against)
+    # A captured verification cannot be looked into: its greedy choice counts as the network's.
+    watched = ("forward", "verify") if runtime == "graphs" else ("forward",)
+    return Peer(name, answer, [(target._runtime, call) for call in watched], calls, against)
 
 
 def _preceded(stage: Any, before_stage: Callable[[], None]) -> Any:

@@ -3,7 +3,9 @@
 A verification and a draft's block are padded to the next of a few row counts and attend to a power of two of cached
 rows, masked by length; inputs and outputs keep their addresses. On a GPU each such shape is captured once, when first
 met, as a CUDA graph; elsewhere the same code runs directly. What fits no row count, prompts above all, runs as without
-graphs. A padded row writes behind the valid rows and no valid row sees it.
+graphs. A padded row writes behind the valid rows and no valid row sees it. A tree is also accepted there: its accepted
+rows are moved to the front before anything is read, so that the one read of a verification, its choices, is followed by
+no copy.
 
 Shape letters: R rows, B rows with padding, C context rows with padding, W attended rows of a cache, D hidden, F
 concatenated taps, V vocabulary, L layers, G key/value heads, E head dimension.
@@ -25,6 +27,7 @@ from dloop.hosts.attention import group_bias, grouped_attention
 from dloop.hosts.block.cached import CachedBackbone, Outputs, Read
 from dloop.hosts.block.drafter import BlockDrafter
 from dloop.hosts.block.network import BlockBackbone
+from dloop.hosts.greedy import greedy_tokens
 from dloop.hosts.host import Drafter
 from dloop.hosts.kv_cache import KVCache, Put
 from dloop.hosts.lean_layer import RotaryTable
@@ -77,7 +80,7 @@ class StaticShapes:
     def __init__(self, cache: KVCache, rotary: RotaryTable, spare: int) -> None:
         self._cache, self._rotary, self._spare = cache, rotary, spare
         self._store: Tensor | None = None
-        self._made: dict[tuple[int, int], Any] = {}
+        self._made: dict[tuple[Any, int, int], Any] = {}
 
     def settle(self, end: int) -> None:
         """Make room for `end` rows and `spare` ones behind what the cache was asked for; precedes every forward."""
@@ -91,11 +94,11 @@ class StaticShapes:
         self._store = self._cache.store
         self._made.clear()
 
-    def at(self, rows: int, end: int, make: Callable[[int, int], Any]) -> Any:
-        """What `make` made for `rows` and the span that covers `end` cached rows."""
-        shape = rows, min(_span(end), self._cache.capacity)
+    def at(self, rows: int, end: int, kind: Callable[..., Any], *made_of: Any) -> Any:
+        """The `kind` made of `made_of` for `rows` and the span that covers `end` cached rows."""
+        shape = kind, rows, min(_span(end), self._cache.capacity)
         if shape not in self._made:
-            self._made[shape] = make(*shape)
+            self._made[shape] = kind(*made_of, *shape[1:])
         return self._made[shape]
 
 
@@ -127,54 +130,86 @@ class StaticQwen3(LeanQwen3):
         super().__init__(model, cache, taps)
         self._shapes = StaticShapes(self.cache, self._rotary, ROWS[-1])
 
-    def __call__(self, ids_R: Tensor, positions_R: Tensor, mask: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
-        """As the lean runtime's; outputs of a verification hold until the next one."""
+    def verify(self, ids_R: Tensor, positions_R: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As any runtime's; the outputs hold until the next verification."""
         rows, start = len(ids_R), self.cache.length
         count = padded(rows)
+        self.accepted_first = count is not None and mask is not None
         self._shapes.settle(start + (count or rows))
-        if last or count is None:
-            return super().__call__(ids_R, positions_R, mask, last)
-        verification = self._shapes.at(count, start + count, partial(_Verification, self))
-        logits_BV, features_BF = verification(ids_R, positions_R, start, None if mask is None else mask[:, start:])
+        if count is None:
+            return super().verify(ids_R, positions_R, mask)
+        kind = _Chain if mask is None else _Tree
+        verification = self._shapes.at(count, start + count, kind, self)
+        choices_B, features_BF = verification(ids_R, positions_R, start, mask)
         self.cache.advance(rows)
-        return logits_BV[:rows], features_BF[:rows]
+        return choices_B[:rows], features_BF[:rows]
 
-    def verify_static(self, ids_B: Tensor, positions_B: Tensor, slots_B: Tensor, seen_BW: Tensor) -> Outputs:
+    def forward_static(self, ids_B: Tensor, positions_B: Tensor, slots_B: Tensor, seen_BW: Tensor) -> Outputs:
         """Logits [B, V] and features [B, F] of rows written at `slots_B`; reads nothing on the host."""
         bias = group_bias(seen_BW, self._group, self._embedding.dtype)
         put = _scatter(self.cache.store, slots_B, seen_BW.shape[1])
         return self.run(ids_B, positions_B, put, partial(grouped_attention, bias=bias))
 
 
-class _Verification:
-    """A verification of one shape. `seen` is what the rows see of each other: a chain's triangle or a tree's block."""
+class _Chain:
+    """A verification of so many rows, each of which sees all before it."""
 
     def __init__(self, runtime: StaticQwen3, rows: int, width: int) -> None:
         device = runtime.cache.store.device
+        self._runtime = runtime
         self._ids, self._positions = torch.zeros(2, rows, dtype=torch.long, device=device)
         self._start = torch.zeros(1, dtype=torch.long, device=device)
-        self._chain = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
-        self._alone = torch.eye(rows, dtype=torch.bool, device=device)
-        self._seen = self._chain.clone()
-        offsets, columns = torch.arange(rows, device=device), torch.arange(width, device=device)
+        self._offsets, self._columns = torch.arange(rows, device=device), torch.arange(width, device=device)
+        self._seen = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
+        self._replay = Replay(self._run, device)
 
-        def run() -> Outputs:
-            slots = self._start + offsets
-            seen_BW = (columns < self._start).repeat(rows, 1).index_copy(1, slots, self._seen)
-            return runtime.verify_static(self._ids, self._positions, slots, seen_BW)
+    def _run(self) -> Outputs:
+        """Choices [B] and features [B, F]."""
+        slots_B = self._start + self._offsets
+        seen_BW = (self._columns < self._start).repeat(len(slots_B), 1).index_copy(1, slots_B, self._seen)
+        logits_BV, features_BF = self._runtime.forward_static(self._ids, self._positions, slots_B, seen_BW)
+        return greedy_tokens(logits_BV), features_BF
 
-        self._replay = Replay(run, device)
-
-    def __call__(self, ids_R: Tensor, positions_R: Tensor, start: int, seen_RR: Tensor | None) -> Outputs:
-        rows = len(ids_R)
-        self._ids[:rows].copy_(ids_R)
-        self._positions[:rows].copy_(positions_R)
+    def __call__(self, ids_R: Tensor, positions_R: Tensor, start: int, mask: Tensor | None) -> Outputs:
+        self._ids[: len(ids_R)].copy_(ids_R)
+        self._positions[: len(ids_R)].copy_(positions_R)
         self._start.fill_(start)
-        # A padded row sees at least itself: a softmax over nothing is no number.
-        self._seen.copy_(self._chain if seen_RR is None else self._alone)
-        if seen_RR is not None:
-            self._seen[:rows, :rows].copy_(seen_RR)
         return self._replay()
+
+
+class _Tree(_Chain):
+    """A verification of a tree, which also accepts: the rows of the accepted path move to the front."""
+
+    def __init__(self, runtime: StaticQwen3, rows: int, width: int) -> None:
+        super().__init__(runtime, rows, width)
+        self._alone = torch.eye(rows, dtype=torch.bool, device=self._ids.device)
+        self._valid = torch.zeros(1, dtype=torch.long, device=self._ids.device)
+
+    def _run(self) -> Outputs:
+        choices_B, features_BF = super()._run()
+        accepted_B = accepted_rows(self._ids, choices_B, self._seen) & (self._offsets < self._valid)
+        order_B = accepted_B.logical_not().sort(stable=True).indices
+        store, slots_B = self._runtime.cache.store, self._start + self._offsets
+        store.index_copy_(-2, slots_B, store.index_select(-2, slots_B[order_B]))
+        return choices_B, features_BF[order_B]
+
+    def __call__(self, ids_R: Tensor, positions_R: Tensor, start: int, mask: Tensor | None) -> Outputs:
+        assert mask is not None
+        rows = len(ids_R)
+        # A padded row sees at least itself: a softmax over nothing is no number.
+        self._seen.copy_(self._alone)
+        self._seen[:rows, :rows].copy_(mask[:, start:])
+        self._valid.fill_(rows)
+        return super().__call__(ids_R, positions_R, start, mask)
+
+
+def accepted_rows(ids_B: Tensor, choices_B: Tensor, seen_BB: Tensor) -> Tensor:
+    """Which rows of a tree the target accepts [B]: the root, and every row that is the choice behind its parent while
+    all rows it sees are accepted too. `seen_BB` is the tree's ancestor mask."""
+    numbers = torch.arange(len(ids_B), device=ids_B.device)
+    parents_B = (seen_BB.tril(-1) * numbers).amax(-1)
+    agrees_B = (choices_B[parents_B] == ids_B) | (numbers == 0)
+    return (agrees_B | ~seen_BB).all(-1)
 
 
 class StaticBackbone(CachedBackbone):
@@ -194,8 +229,9 @@ class StaticBackbone(CachedBackbone):
         self._shapes.settle(start + (count or valid) + len(ids_R))
         if count is None:
             return super().__call__(ids_R, context_CD, context_position, block_position, read)
-        make = partial(_Stage, self, self._cache, read, len(ids_R), context_CD)
-        stage = self._shapes.at(count, start + count + len(ids_R), make)
+        stage = self._shapes.at(
+            count, start + count + len(ids_R), _Stage, self, self._cache, read, len(ids_R), context_CD
+        )
         self._cache.advance(valid)
         return stage(ids_R, context_CD, (start, start + valid, context_position, block_position))
 

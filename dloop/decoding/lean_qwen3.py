@@ -17,13 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dloop.cli import UserError
+from dloop.decoding.target_runtime import TargetRuntime
 from dloop.hosts.attention import Kernel, causal_attention, group_bias, grouped_attention
 from dloop.hosts.kv_cache import KVCache, Put
 from dloop.hosts.lean_layer import LeanLayer, RotaryTable, normed
 from dloop.hosts.target_model import decoder, embedding, head
 
 
-class LeanQwen3:
+class LeanQwen3(TargetRuntime):
     """Logits and features of new rows behind those in `cache`, which this forward fills."""
 
     def __init__(self, model: PreTrainedModel, cache: KVCache | None, taps: Sequence[str] = ()) -> None:
@@ -45,12 +46,7 @@ class LeanQwen3:
             lambda positions: stack.rotary_emb(self._embedding, positions), self._embedding.device
         )
 
-    def __call__(self, ids_R: Tensor, positions_R: Tensor, mask: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
-        """Logits [R, V], of the `last` row alone if so asked, and the tapped states [R, F] of all rows.
-
-        `mask` (boolean [R, length + R], True: seen) describes a tree; without one the rows are a chain. The rows become
-        valid in the cache.
-        """
+    def forward(self, ids_R: Tensor, positions_R: Tensor, mask: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
         rows = len(ids_R)
         self._rotary.reserve(self.cache.capacity)
         attend = self._kernel(rows, self.cache.length + rows, mask)
@@ -73,9 +69,6 @@ class LeanQwen3:
         states["norm"] = final = normed(x, self._norm, self._eps)
         features = torch.cat([states[tap] for tap in self.taps], -1) if self.taps else final.new_empty(len(x), 0)
         return F.linear(final[-1:] if last else final, self._head), features
-
-    def close(self) -> None:
-        """Nothing hangs on the model."""
 
     def _kernel(self, rows: int, end: int, mask: Tensor | None) -> Kernel:
         if mask is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,21 +15,9 @@ from transformers import PreTrainedModel
 
 from dloop.decoding.graphs import StaticQwen3
 from dloop.decoding.lean_qwen3 import LeanQwen3
+from dloop.decoding.target_runtime import TargetRuntime
 from dloop.hosts.target_cache import PreallocatedCache, TargetCache
 from dloop.hosts.target_model import Taps, decoder
-
-
-class TargetRuntime(Protocol):
-    """A forward over new rows behind those in the target's cache, which become valid there."""
-
-    def __call__(self, ids_R: Tensor, positions_R: Tensor, mask: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
-        """Logits [R, V], of the `last` row alone if so asked, and the tapped states [R, F] of all rows.
-
-        `mask` (boolean [R, length + R], True: seen) describes a tree; without one the rows are a chain.
-        """
-
-    def close(self) -> None:
-        """Leave the model as it was."""
 
 
 def open_runtime(name: str, model: PreTrainedModel, cache: TargetCache, taps: Sequence[str]) -> TargetRuntime:
@@ -42,14 +29,14 @@ def open_runtime(name: str, model: PreTrainedModel, cache: TargetCache, taps: Se
     return ours(model, cache.memory if isinstance(cache, PreallocatedCache) else None, taps)
 
 
-class LibraryRuntime:
+class LibraryRuntime(TargetRuntime):
     """The library's own forward."""
 
     def __init__(self, model: PreTrainedModel, cache: TargetCache, taps: Sequence[str]) -> None:
         self._model, self._cache, self._taps = model, cache, Taps(model, taps)
         self._cache_name = _cache_name(model)
 
-    def __call__(self, ids_R: Tensor, positions_R: Tensor, mask: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, ids_R: Tensor, positions_R: Tensor, mask: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
         output = self._model(
             input_ids=ids_R[None],
             position_ids=positions_R[None],

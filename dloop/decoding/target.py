@@ -57,26 +57,24 @@ class Target:
         packed = torch.tensor([tree.tokens, places], device=self.device)
         with self.cache.verification(len(tree)):
             mask = None if tree.is_chain else self._tree_mask(tree)
-            logits = self._forward(packed[0], packed[1], mask)
-        return greedy_tokens(logits).tolist()
+            choices, self._features = self._runtime.verify(packed[0], packed[1], mask)
+        return choices.tolist()
 
     def commit(self, path: Sequence[int]) -> Tensor:
         """Keep the rows of the accepted `path` (node ids from the root down); returns their features [len(path), F]."""
-        self.cache.keep(path)
-        if path[-1] == len(path) - 1:
-            return self._features[: len(path)]
-        return self._features[torch.tensor(path, device=self.device)]
+        rows = range(len(path)) if self._runtime.accepted_first else path
+        self.cache.keep(rows)
+        if rows[-1] == len(rows) - 1:
+            return self._features[: len(rows)]
+        return self._features[torch.tensor(rows, device=self.device)]
 
     def _read(self, ids: Sequence[int]) -> Tensor:
         """Logits [V] behind `ids`, run from an empty cache."""
-        return self._forward(
-            torch.tensor(ids, device=self.device), torch.arange(len(ids), device=self.device), last=True
-        )[-1]
-
-    def _forward(self, ids_R: Tensor, positions_R: Tensor, mask: Tensor | None = None, last: bool = False) -> Tensor:
-        """Logits [R, V], of the `last` row alone if so asked; the features of all rows are kept aside."""
-        logits, self._features = self._runtime(ids_R, positions_R, mask, last)
-        return logits
+        positions = torch.arange(len(ids), device=self.device)
+        logits, self._features = self._runtime.forward(
+            torch.tensor(ids, device=self.device), positions, None, last=True
+        )
+        return logits[-1]
 
     def _tree_mask(self, tree: DraftTree) -> Tensor:
         """Boolean [N, length + N]: the whole past, then ancestors alone. Only the changed block is written."""

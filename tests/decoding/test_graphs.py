@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dloop import benchmark
@@ -83,46 +85,55 @@ def test_the_baseline_runs_over_one_row(pair):
     target = Target(model, (), "graphs")
     result = generate(target, SilentDrafter(), PROMPTS[1], Settings(20, frozenset()), Clock(CPU))
     assert result.output_ids == greedy(model, PROMPTS[1], 20)
-    assert [shape[0] for shape in target._runtime._shapes._made] == [1]
+    assert [rows for _, rows, _ in target._runtime._shapes._made] == [1]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 9, 40])
 @torch.inference_mode()
-def test_padding_touches_no_committed_row_and_no_output(pair, rows):
+def test_verifications_and_commits_equal_the_lean_runtimes(pair, rows):
     model, host = pair
     answers = []
     for runtime in ("lean", "graphs"):
         target = Target(model, host.taps, runtime)
-        target.reset(64)
-        target.prefill([3, 4, 5, 6, 7])
+        target.reset(128)
+        target.prefill(PROMPTS[1])
+        wanted = greedy(model, PROMPTS[1], 40)
+        given = 0
         for shift in range(3):
             before = target.cache.memory.store[..., : target.cache.length, :].clone()
-            tree = DraftTree(1)
-            for node in range(1, rows):
-                tree.add(node + shift, (node - 1) // 2)
-            logits, features = seen_by(target, tree)
-            after = target.cache.memory.store[..., : target.cache.length, :]
-            assert torch.equal(before, after)
-            answers.append((logits, features))
-            target.commit([0, 2, 5] if rows > 8 else [0])
-    for (theirs, their_features), (ours, our_features) in zip(answers[:3], answers[3:], strict=True):
+            tree = bushy_tree(wanted[given : given + 2 + rows // 4], rows, shift)
+            choices = target.verify(tree)
+            path = tree.longest_accepted(choices)
+            features = target.commit(path)
+            kept = target.cache.memory.store[..., : target.cache.length, :].clone()
+            assert torch.equal(before, kept[..., : before.shape[-2], :])
+            assert len(path) == rows // 4 + 1
+            given += len(path)
+            answers.append((choices, path, features.clone(), kept))
+    for (choices, path, *theirs), (our_choices, our_path, *ours) in zip(answers[:3], answers[3:], strict=True):
+        assert (our_choices, our_path) == (choices, path)
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
-        torch.testing.assert_close(our_features, their_features, atol=1e-4, rtol=1e-5)
 
 
-def seen_by(target, tree):
-    """Copies of what the runtime answers for `tree`."""
-    answers = []
-    runtime = target._runtime
+def bushy_tree(path, rows, seed):
+    """A tree of about `rows` nodes: the tokens of `path` but the last from the root down, wrong ones beside each."""
+    tree, at = DraftTree(path[0]), 0
+    for token in path[1:]:
+        for wrong in range(rows // (len(path) - 1) - 1):
+            tree.add((token + 1 + wrong + seed) % 131, at)
+        if tree.depths[at] < len(path) - 2:
+            at = tree.add(token, at)
+    return tree
 
-    def watched(*arguments):
-        answers.append(runtime(*arguments))
-        return answers[-1]
 
-    target._runtime = watched
-    target.verify(tree)
-    target._runtime = runtime
-    return [part.clone() for part in answers[0]]
+@given(st.data())
+def test_rows_accepted_on_the_device_are_the_loops_path(data):
+    tree = DraftTree(0)
+    for _ in range(data.draw(st.integers(0, 12))):
+        tree.add(data.draw(st.integers(0, 2)), data.draw(st.integers(0, len(tree) - 1)))
+    choices = data.draw(st.lists(st.integers(0, 2), min_size=len(tree), max_size=len(tree)))
+    accepted = graphs.accepted_rows(torch.tensor(tree.tokens), torch.tensor(choices), tree.ancestor_mask())
+    assert accepted.nonzero()[:, 0].tolist() == tree.longest_accepted(choices)
 
 
 @torch.inference_mode()

@@ -10,6 +10,8 @@ from dloop.hosts.lean_layer import fuse
 from dloop.hosts.target_model import load_target
 from dloop.trees.draft_tree import DraftTree
 
+from .watching import answers_of
+
 CPU = torch.device("cpu")
 TAPS = ("embed_tokens", "layers.1", "layers.3", "norm")
 PROMPT = [5, 17, 3, 99, 120, 22, 7]
@@ -39,21 +41,14 @@ def test_logits_features_and_cache_equal_the_librarys(model):
     answers = []
     for runtime in ("library", "lean"):
         target = Target(model, taps, runtime)
-        seen = []
-        forward = target._runtime
-
-        def watched(*arguments, forward=forward, seen=seen):
-            seen.append(forward(*arguments))
-            return seen[-1]
-
-        target._runtime = watched
+        seen = answers_of(target)
         target.reset(64)
         target.prefill(PROMPT)
         for tree in (DraftTree(3), random_tree(), chain(), random_tree()):
             target.verify(tree)
             target.commit(tree.longest_accepted([-1] * len(tree)) if tree.is_chain else [0, 1, 3])
         answers.append((seen, target.cache.memory.store[..., : target.cache.length, :].clone()))
-        forward.close()
+        target.close()
     (library, library_cache), (lean, lean_cache) = answers
     for theirs, ours in zip(library, lean, strict=True):
         torch.testing.assert_close(ours[0], theirs[0], atol=1e-5, rtol=0)

@@ -16,6 +16,7 @@ from dloop.hosts.target_model import Taps, load_target
 from dloop.trees.draft_tree import DraftTree
 
 from .scripted import ScriptedDrafter
+from .watching import answers_of
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -77,8 +78,7 @@ def test_released_generation_equals_the_reference(folder, model, host, case):
 def test_verifications_of_two_rounds_equal_the_reference(folder, model, host):
     reference = load_file(folder / "rounds.safetensors")
     target = Target(model, host.taps)
-    logits, forward = [], target._forward
-    target._forward = lambda *arguments, **options: (logits.append(forward(*arguments, **options)), logits[-1])[1]
+    answers = answers_of(target)
     target.reset(64)
     root, features = target.prefill(reference["prompt_ids"][0].tolist())
     known, block = 0, host.network.config.block_size
@@ -90,7 +90,7 @@ def test_verifications_of_two_rounds_equal_the_reference(folder, model, host):
         tree, drafts = DraftTree(root), expected["draft_tokens"].tolist()
         tree.graft(drafts, range(-1, len(drafts) - 1))
         known, choices = target.cache.length, target.verify(tree)
-        torch.testing.assert_close(logits[-1], expected["verify_logits"], atol=1e-4, rtol=0)
+        torch.testing.assert_close(answers[-1][0], expected["verify_logits"], atol=1e-4, rtol=0)
         path = tree.longest_accepted(choices)
         assert len(path) - 1 == expected["accepted"].item()
         features, root = target.commit(path), choices[path[-1]]
