@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from dloop.decoding.clock import Clock
 from dloop.decoding.gate import Gate
-from dloop.decoding.graphs import StaticBackbone, over_static_shapes
 from dloop.decoding.loop import Settings, SilentDrafter, generate
+from dloop.decoding.static_drafter import StaticBackbone, over_static_shapes
 from dloop.decoding.target import Target
 from dloop.hosts.block.drafter import BlockDrafter
 from dloop.hosts.host import Drafter, Host

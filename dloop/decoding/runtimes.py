@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dloop.decoding.graphs import StaticQwen3
 from dloop.decoding.lean_qwen3 import LeanQwen3
+from dloop.decoding.static_target import StaticQwen3
 from dloop.decoding.target_runtime import TargetRuntime
 from dloop.hosts.target_cache import PreallocatedCache, TargetCache
 from dloop.hosts.target_model import Taps, decoder

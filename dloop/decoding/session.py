@@ -18,8 +18,8 @@ from dloop.cli import UserError
 from dloop.data.benchmarks import Benchmark
 from dloop.decoding.evaluation import Answer, Evaluator
 from dloop.decoding.gate import Gate
-from dloop.decoding.graphs import over_static_shapes
 from dloop.decoding.loop import Settings, SilentDrafter
+from dloop.decoding.static_drafter import over_static_shapes
 from dloop.decoding.target import Target
 from dloop.hosts.host import Drafter, Host
 from dloop.hosts.registry import INSIDE_TARGET, load_host

@@ -11,10 +11,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dloop import benchmark
 from dloop.cli import UserError
-from dloop.decoding import graphs
+from dloop.decoding import static_shapes
 from dloop.decoding.clock import Clock
 from dloop.decoding.gate import Gate
 from dloop.decoding.loop import Settings, SilentDrafter, generate
+from dloop.decoding.static_drafter import StaticBackbone, over_static_shapes
+from dloop.decoding.static_target import accepted_rows
 from dloop.decoding.target import Target
 from dloop.hosts.block.cached import CachedBackbone
 from dloop.hosts.kv_cache import KVCache
@@ -39,14 +41,14 @@ def pair(request, golden):
 @pytest.fixture
 def short_spans(monkeypatch):
     """Spans of few rows, so that a response crosses several."""
-    monkeypatch.setattr(graphs, "SMALLEST_SPAN", 16)
+    monkeypatch.setattr(static_shapes, "SMALLEST_SPAN", 16)
 
 
 def decode(model, host, prompt, settings, runtime):
     target = Target(model, host.taps, runtime)
     drafter = host.drafter(model, TreeOptions(settings.tree_budget, settings.stage_tree_budget), target.cache)
     if runtime == "graphs":
-        drafter = graphs.over_static_shapes(drafter)
+        drafter = over_static_shapes(drafter)
     return generate(target, drafter, prompt, settings, Clock(CPU))
 
 
@@ -132,13 +134,13 @@ def test_rows_accepted_on_the_device_are_the_loops_path(data):
     for _ in range(data.draw(st.integers(0, 12))):
         tree.add(data.draw(st.integers(0, 2)), data.draw(st.integers(0, len(tree) - 1)))
     choices = data.draw(st.lists(st.integers(0, 2), min_size=len(tree), max_size=len(tree)))
-    accepted = graphs.accepted_rows(torch.tensor(tree.tokens), torch.tensor(choices), tree.ancestor_mask())
+    accepted = accepted_rows(torch.tensor(tree.tokens), torch.tensor(choices), tree.ancestor_mask())
     assert accepted.nonzero()[:, 0].tolist() == tree.longest_accepted(choices)
 
 
 @torch.inference_mode()
 def test_more_rows_than_any_count_run_as_without_graphs(pair, monkeypatch):
-    monkeypatch.setattr(graphs, "ROWS", (1, 4))
+    monkeypatch.setattr(static_shapes, "ROWS", (1, 4))
     model, host = pair
     settings = Settings(20, frozenset(), Gate(-math.inf, 2), 12, 4)
     eager, static = (decode(model, host, PROMPTS[0], settings, runtime) for runtime in ("lean", "graphs"))
@@ -153,7 +155,7 @@ def test_a_stage_equals_the_eager_one_whatever_its_context(pair):
     generator = torch.Generator().manual_seed(0)
     caches, outputs = [], []
     embed = torch.nn.Embedding(64, config.hidden_size)
-    for kind in (CachedBackbone, graphs.StaticBackbone):
+    for kind in (CachedBackbone, StaticBackbone):
         generator.manual_seed(0)
         cache = KVCache(config.layers, config.kv_heads, config.head_dim, torch.float32, CPU)
         cache.reserve(40)
@@ -179,7 +181,7 @@ def test_memory_that_moved_is_captured_again_and_fresh_memory_may_hold_anything(
     made = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **kind: made(*shape, **kind).fill_(math.nan))
     target = Target(model, host.taps, "graphs")
-    drafter = graphs.over_static_shapes(host.drafter(model, TreeOptions(), target.cache))
+    drafter = over_static_shapes(host.drafter(model, TreeOptions(), target.cache))
     shapes, captured = target._runtime._shapes, []
     for limit in (600, 600, 2600):
         target.reset(limit)
@@ -194,7 +196,7 @@ def test_memory_that_moved_is_captured_again_and_fresh_memory_may_hold_anything(
 
 def test_outputs_keep_their_addresses():
     values = iter(torch.arange(6.0).view(3, 2))
-    replay = graphs.Replay(lambda: (next(values),), CPU)
+    replay = static_shapes.Replay(lambda: (next(values),), CPU)
     first = replay()[0]
     held = first.clone()
     assert replay()[0] is first
@@ -205,7 +207,7 @@ def test_other_drafts_are_refused(golden):
     model = load_target(str(golden / "eagle3/target"), dtype=torch.float32, device=CPU)
     host = load_host(str(golden / "eagle3/draft"), dtype=torch.float32, device=CPU)
     with pytest.raises(UserError, match="serves DFlash, DSpark and Domino drafts; use --runtime eager"):
-        graphs.over_static_shapes(host.drafter(model))
+        over_static_shapes(host.drafter(model))
 
 
 def test_other_targets_are_refused():

@@ -1,0 +1,111 @@
+"""Forwards over static shapes, so that a GPU replays them whole instead of launching hundreds of small kernels.
+
+Rows are padded to the next of a few counts and attend to a power of two of cached rows, masked by length; inputs and
+outputs keep their addresses. On a GPU each such shape is captured once, when first met, as a CUDA graph; elsewhere the
+same code runs directly. A padded row writes behind the valid rows and no valid row sees it.
+
+Shape letters: B rows with padding, G key/value heads, E head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dloop.hosts.kv_cache import KVCache, Put
+from dloop.hosts.lean_layer import RotaryTable
+
+ROWS = (1, 8, 16, 32, 64, 128, 288)
+"""Row counts that are captured: a step, a block, loops behind it, trees up to 256 with a block's chain."""
+SMALLEST_SPAN = 512
+WARM_UPS = 3
+
+Outputs = tuple[Tensor, ...]
+
+
+class Replay:
+    """One function of static inputs, captured at its first call; its outputs are overwritten by the next one."""
+
+    def __init__(self, function: Callable[[], Outputs], device: torch.device) -> None:
+        self._function, self._cuda = function, device.type == "cuda"
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: Outputs | None = None
+
+    def __call__(self) -> Outputs:
+        if self._cuda:
+            return self._replayed()
+        fresh = self._function()
+        if self._outputs is None:
+            self._outputs = fresh
+        # As a graph does, so that whoever holds an output for too long finds out without a GPU.
+        for kept, new in zip(self._outputs, fresh, strict=True):
+            kept.copy_(new)
+        return self._outputs
+
+    def _replayed(self) -> Outputs:
+        if self._graph is None or self._outputs is None:
+            # Warm-ups write the same rows as the replay will, so the inputs must stand already.
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    self._function()
+            torch.cuda.current_stream().wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            # Replays come in any order, so each graph has memory of its own.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._outputs = self._function()
+        self._graph.replay()
+        return self._outputs
+
+
+class StaticShapes:
+    """What was captured over one cache, by padded rows and attended rows; forgotten when the cache's memory moves."""
+
+    def __init__(self, cache: KVCache, rotary: RotaryTable, spare: int) -> None:
+        self._cache, self._rotary, self._spare = cache, rotary, spare
+        self._store: Tensor | None = None
+        self._made: dict[tuple[Any, int, int], Any] = {}
+
+    def settle(self, end: int) -> None:
+        """Make room for `end` rows and `spare` ones behind what the cache was asked for; precedes every forward."""
+        if self._cache.store is self._store and end <= self._cache.capacity:
+            return
+        self._cache.reserve(_span(max(self._cache.capacity, end) + self._spare))
+        # Masked rows still enter the products: what the memory held before may be no number.
+        self._cache.store[..., self._cache.length :, :].zero_()
+        # A loop stage's positions run one ahead of the rows.
+        self._rotary.reserve(self._cache.capacity + 1)
+        self._store = self._cache.store
+        self._made.clear()
+
+    def at(self, rows: int, end: int, kind: Callable[..., Any], *made_of: Any) -> Any:
+        """The `kind` made of `made_of` for `rows` and the span that covers `end` cached rows."""
+        shape = kind, rows, min(_span(end), self._cache.capacity)
+        if shape not in self._made:
+            self._made[shape] = kind(*made_of, *shape[1:])
+        return self._made[shape]
+
+
+def padded(rows: int) -> int | None:
+    """The row count that `rows` are padded to; None when they are more than any."""
+    return next((count for count in ROWS if count >= rows), None)
+
+
+def _span(rows: int) -> int:
+    return max(SMALLEST_SPAN, 1 << (rows - 1).bit_length())
+
+
+def scatter(store: Tensor, slots_B: Tensor, width: int) -> Put:
+    """Writes rows at device-side slots; each layer then attends to the first `width` rows."""
+    keys, values = (part.unbind(0) for part in store[..., :width, :])
+
+    def put(layer: int, keys_BGE: Tensor, values_BGE: Tensor) -> tuple[Tensor, Tensor]:
+        keys[layer][0].index_copy_(1, slots_B, keys_BGE.transpose(0, 1))
+        values[layer][0].index_copy_(1, slots_B, values_BGE.transpose(0, 1))
+        return keys[layer], values[layer]
+
+    return put
