@@ -64,7 +64,7 @@ def _status_bytes(field: str) -> int:
 
 def show(rows: list[Row], memory: list[MemoryRow]) -> None:
     """Print both tables."""
-    console = Console(width=max(Console().width, 110))
+    console = Console(width=max(Console().width, 132))
     table = _table("Milliseconds an optimizer step", "objective", *PARTS, "step", "x host's own", "tokens/s", "by draw")
     # Every second row is the looped form of the one before it.
     for place, row in enumerate(rows):
@@ -84,7 +84,7 @@ def _table(title: str, first: str, *headings: str) -> Table:
     table = Table(title=title)
     table.add_column(first, no_wrap=True)
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 

@@ -144,7 +144,7 @@ def show(rows: list[Row]) -> None:
     for row in rows:
         numbers = [f"{value:.3f}" for value in (*row.parts_ms.values(), sum(row.parts_ms.values()))]
         table.add_row(row.host, str(row.budget), str(row.nodes), str(row.corrections), *numbers)
-    Console(width=max(Console().width, 110)).print(table)
+    Console(width=max(Console().width, 132)).print(table)
 
 
 if __name__ == "__main__":
