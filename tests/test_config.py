@@ -2,6 +2,8 @@
 
 import copy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,11 @@ def paper():
 @pytest.fixture
 def demo():
     return load("demo.yaml")
+
+
+def test_what_the_snakefile_imports_leaves_torch_alone():
+    code = "import sys, dloop.cli, dloop.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def refusal(values):

@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dloop.data.loader import Batch
 from dloop.hosts.block.network import LoopState
 from dloop.hosts.host import ObjectiveOptions, TargetOutputs
 from dloop.hosts.registry import load_host
 from dloop.hosts.target_model import Taps, load_target
+
+from ..logit_rows import LogitRows, saved_shapes
 
 CPU = torch.device("cpu")
 
@@ -156,21 +157,6 @@ def test_chunked_loss_equals_the_unchunked_one(target, host, monkeypatch):
         torch.testing.assert_close(whole, chunked, atol=1e-5, rtol=1e-4)
 
 
-class LogitRows(TorchDispatchMode):
-    """The most rows over a vocabulary of `size` in any tensor an operator makes, views aside."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.size, self.most = size, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for part in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(part, torch.Tensor) and not func.is_view and part.shape[-1:] == (self.size,):
-                self.most = max(self.most, part.numel() // self.size)
-        return made
-
-
 @pytest.mark.parametrize("count", [4, 16])
 def test_logits_exist_for_one_chunk_of_rows_whatever_the_anchors(target, host, monkeypatch, count):
     monkeypatch.setattr("dloop.hosts.block.objective._CHUNK_ROWS", 8)
@@ -180,13 +166,7 @@ def test_logits_exist_for_one_chunk_of_rows_whatever_the_anchors(target, host, m
     anchors = torch.arange(count)[None] * 4
     window, hidden = objective.stages(batch, outputs, anchors, torch.ones_like(anchors).bool(), 0)[0]
     size = target.config.vocab_size
-    saved = []
-
-    def keep(tensor):
-        saved.append(tensor.shape)
-        return tensor
-
-    with LogitRows(size) as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with LogitRows(size) as forward, saved_shapes() as saved:
         loss = objective.stage_loss(hidden, window, outputs).sums.sum()
     with LogitRows(size) as backward:
         loss.backward()

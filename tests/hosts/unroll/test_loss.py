@@ -7,6 +7,8 @@ from torch import nn
 from dloop.hosts.unroll import loss as loss_module
 from dloop.hosts.unroll.loss import shift_left, soft_cross_entropy
 
+from ..logit_rows import LogitRows, saved_shapes
+
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 def test_chunks_equal_the_whole(monkeypatch, chunk):
@@ -26,6 +28,19 @@ def test_chunks_equal_the_whole(monkeypatch, chunk):
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_logits_exist_for_one_chunk_of_rows(monkeypatch):
+    monkeypatch.setattr(loss_module, "CHUNK_ROWS", 4)
+    draft, teacher = nn.Linear(6, 11, bias=False), nn.Linear(5, 11, bias=False).requires_grad_(False)
+    hidden, states, rows = torch.randn(20, 6, requires_grad=True), torch.randn(20, 5), torch.arange(20)
+    with LogitRows(11) as forward, saved_shapes() as saved:
+        total, _ = soft_cross_entropy(hidden, states, rows, rows, draft, teacher)
+    with LogitRows(11) as backward:
+        total.backward()
+    assert (forward.most, backward.most) == (4, 4)
+    assert saved
+    assert all(shape[-1:] != (11,) for shape in saved)
 
 
 def test_no_row_is_a_loss_of_zero():
