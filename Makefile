@@ -22,13 +22,13 @@ test: setup
 	$(BIN)/python -m pytest -n 2
 
 check: setup
-	$(BIN)/ruff format --check dloop tests
-	$(BIN)/ruff check dloop tests
+	$(BIN)/ruff format --check dloop tests benchmarks
+	$(BIN)/ruff check dloop tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 
 format: setup
-	$(BIN)/ruff format dloop tests
-	$(BIN)/ruff check --fix dloop tests
+	$(BIN)/ruff format dloop tests benchmarks
+	$(BIN)/ruff check --fix dloop tests benchmarks
 	$(BIN)/snakefmt Snakefile workflow
