@@ -1,15 +1,18 @@
 """Forwards over static shapes, so that a GPU replays them whole instead of launching hundreds of small kernels.
 
-Rows are padded to the next of a few counts and attend to a power of two of cached rows, masked by length; inputs and
-outputs keep their addresses. On a GPU each such shape is captured once, when first met, as a CUDA graph; elsewhere the
-same code runs directly. A padded row writes behind the valid rows and no valid row sees it.
+Rows are padded to the next of a few counts and attend to a power of two of cached rows (or all there is room for),
+masked by length; inputs and outputs keep their addresses. On a GPU each such shape is captured once, when first met, as
+a CUDA graph; elsewhere the same code runs directly. A padded row writes behind the valid rows and no valid row sees it.
 
 Shape letters: B rows with padding, G key/value heads, E head dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,39 +30,65 @@ Outputs = tuple[Tensor, ...]
 
 
 class Replay:
-    """One function of static inputs, captured at its first call; its outputs are overwritten by the next one."""
+    """One function of static inputs, captured at its first call; its outputs are overwritten by the next one.
 
-    def __init__(self, function: Callable[[], Outputs], device: torch.device) -> None:
-        self._function, self._cuda = function, device.type == "cuda"
+    It does not hold the function: a cycle would leave a graph to the garbage collector, which could then run into the
+    capture of another one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: Outputs | None = None
+        self._outputs: Outputs = ()
 
-    def __call__(self) -> Outputs:
-        if self._cuda:
-            return self._replayed()
-        fresh = self._function()
-        if self._outputs is None:
-            self._outputs = fresh
+    def __call__(self, function: Callable[[], Outputs]) -> Outputs:
+        """What `function` answers, always the same one."""
+        if self._device.type != "cuda":
+            self._overwrite(function())
+        else:
+            with torch.cuda.device(self._device):
+                if self._graph is None:
+                    self._graph = self._capture(function)
+                self._graph.replay()
+        return self._outputs
+
+    def _overwrite(self, fresh: Outputs) -> None:
         # As a graph does, so that whoever holds an output for too long finds out without a GPU.
+        self._outputs = self._outputs or fresh
         for kept, new in zip(self._outputs, fresh, strict=True):
             kept.copy_(new)
-        return self._outputs
 
-    def _replayed(self) -> Outputs:
-        if self._graph is None or self._outputs is None:
-            # Warm-ups write the same rows as the replay will, so the inputs must stand already.
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
-                    self._function()
-            torch.cuda.current_stream().wait_stream(stream)
-            self._graph = torch.cuda.CUDAGraph()
-            # Replays come in any order, so each graph has memory of its own.
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                self._outputs = self._function()
-        self._graph.replay()
-        return self._outputs
+    def _capture(self, function: Callable[[], Outputs]) -> torch.cuda.CUDAGraph:
+        # Warm-ups write the same rows as the replay will, so the inputs must stand already.
+        stream = _side_stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Replays come in any order, so each graph has memory of its own.
+        with _no_collection(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            self._outputs = function()
+        return graph
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures: each stream that multiplies matrices keeps a workspace."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A graph that the collector destroys within would end the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class StaticShapes:
@@ -71,7 +100,8 @@ class StaticShapes:
         self._made: dict[tuple[Any, int, int], Any] = {}
 
     def settle(self, end: int) -> None:
-        """Make room for `end` rows and `spare` ones behind what the cache was asked for; precedes every forward."""
+        """Make room for `end` rows and `spare` ones behind what the cache was asked for; precedes every verification
+        and every stage. A prefill runs in the room the cache was asked for."""
         if self._cache.store is self._store and end <= self._cache.capacity:
             return
         self._cache.reserve(_span(max(self._cache.capacity, end) + self._spare))

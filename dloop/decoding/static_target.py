@@ -60,7 +60,7 @@ class _Chain:
         self._start = torch.zeros(1, dtype=torch.long, device=device)
         self._offsets, self._columns = torch.arange(rows, device=device), torch.arange(width, device=device)
         self._seen = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
-        self._replay = Replay(self._run, device)
+        self._replay = Replay(device)
 
     def _run(self) -> Outputs:
         """Choices [B] and features [B, F]."""
@@ -73,7 +73,7 @@ class _Chain:
         self._ids[: len(ids_R)].copy_(ids_R)
         self._positions[: len(ids_R)].copy_(positions_R)
         self._start.fill_(start)
-        return self._replay()
+        return self._replay(self._run)
 
 
 class _Tree(_Chain):
@@ -87,7 +87,7 @@ class _Tree(_Chain):
     def _run(self) -> Outputs:
         choices_B, features_BF = super()._run()
         accepted_B = accepted_rows(self._ids, choices_B, self._seen) & (self._offsets < self._valid)
-        order_B = accepted_B.logical_not().sort(stable=True).indices
+        order_B = accepted_B.logical_not().byte().sort(stable=True).indices
         store, slots_B = self._runtime.cache.store, self._start + self._offsets
         store.index_copy_(-2, slots_B, store.index_select(-2, slots_B[order_B]))
         return choices_B, features_BF[order_B]

@@ -21,7 +21,8 @@ Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 def grouped_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
     """Softmax attention [1, H, Q, E]; every query sees every key unless `bias` [H/G x Q, K] (`group_bias`) says no."""
     packed = queries.reshape(1, keys.shape[1], -1, queries.shape[-1])
-    return F.scaled_dot_product_attention(packed, keys, values, attn_mask=bias).view(queries.shape)
+    # Some kernels answer in an order of memory that no view can split by heads.
+    return F.scaled_dot_product_attention(packed, keys, values, attn_mask=bias).reshape(queries.shape)
 
 
 def group_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:

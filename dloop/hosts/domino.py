@@ -56,7 +56,8 @@ class DominoNetwork(BlockBackbone):
 
     def step(self, embedded_WD: Tensor, states_WG: Tensor) -> Tensor:
         """States [W, G] after one more token each."""
-        return self.prefix_gru(embedded_WD[:, None], states_WG[None].contiguous())[1][0]
+        # One cell: torch's GRU over sequences of one token prepares its weights anew each time.
+        return torch.gru_cell(embedded_WD, states_WG, *self.prefix_gru.all_weights[0])
 
     def start(self, embedded_WD: Tensor) -> Tensor:
         """States [W, G] after a first token."""

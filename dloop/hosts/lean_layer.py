@@ -96,6 +96,8 @@ class RotaryTable:
         return self._cos[positions], self._sin[positions]
 
 
+# Whoever decodes first must leave weights that can still be trained.
+@torch.inference_mode(False)
 @torch.no_grad()
 def fuse(*modules: nn.Linear) -> Tensor:
     """The modules' weights stacked; from here on theirs are slices of this tensor, so that nothing is stored twice."""

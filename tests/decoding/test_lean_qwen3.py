@@ -103,3 +103,11 @@ def test_a_biased_model_in_either_precision_is_close_to_the_librarys(dtype):
 def test_other_models_are_refused(changes, message):
     with pytest.raises(UserError, match=f"{message}.*--target-runtime library"):
         Target(tiny(**changes), (), "lean")
+
+
+def test_weights_fused_while_decoding_can_be_trained():
+    layers = [torch.nn.Linear(3, 2, bias=False) for _ in range(2)]
+    with torch.inference_mode():
+        fuse(*layers)
+    layers[1](torch.ones(1, 3)).sum().backward()
+    assert layers[1].weight.grad is not None

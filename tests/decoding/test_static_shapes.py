@@ -1,7 +1,9 @@
 """Decoding over static shapes against the eager runtime: ids, rounds, padding, row counts, refusals."""
 
+import gc
 import json
 import math
+import weakref
 
 import pytest
 import torch
@@ -194,12 +196,30 @@ def test_memory_that_moved_is_captured_again_and_fresh_memory_may_hold_anything(
     assert captured[0].isdisjoint(captured[2])
 
 
+@torch.inference_mode()
+def test_what_was_captured_goes_with_the_memory_it_was_captured_over(pair):
+    model, host = pair
+    target = Target(model, host.taps, "graphs")
+    drafter = over_static_shapes(host.drafter(model, TreeOptions(4), target.cache))
+    generate(target, drafter, PROMPTS[1], Settings(8, frozenset(), tree_budget=4), Clock(CPU))
+    gc.collect()
+    gc.disable()
+    try:
+        for shapes in (target._runtime._shapes, drafter.backbone._shapes):
+            made = [weakref.ref(one) for one in shapes._made.values()]
+            assert made
+            shapes._made.clear()
+            assert all(one() is None for one in made)
+    finally:
+        gc.enable()
+
+
 def test_outputs_keep_their_addresses():
     values = iter(torch.arange(6.0).view(3, 2))
-    replay = static_shapes.Replay(lambda: (next(values),), CPU)
-    first = replay()[0]
+    replay = static_shapes.Replay(CPU)
+    first = replay(lambda: (next(values),))[0]
     held = first.clone()
-    assert replay()[0] is first
+    assert replay(lambda: (next(values),))[0] is first
     assert not torch.equal(first, held)
 
 

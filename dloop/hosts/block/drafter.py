@@ -41,7 +41,7 @@ class BlockDrafter(ABC):
         self.stage_length = config.stage_length
         self.cache = KVCache(config.layers, config.kv_heads, config.head_dim, network.fc.weight.dtype, self.device)
         self.backbone = CachedBackbone(network, self.cache, self.embed)
-        self._masks = [config.mask_token_id] * (config.block_size - 1)
+        self._mask_ids = torch.full((config.block_size,), config.mask_token_id, device=self.device)
 
     @abstractmethod
     def read(self, rows_TD: Tensor, anchor_1: Tensor) -> tuple[Tensor, ...]:
@@ -82,8 +82,9 @@ class BlockDrafter(ABC):
     def _stage(self, context_CD: Tensor, first_position: int) -> Segment:
         anchor_position = self._root_position + len(self._chain) - 1
         anchor = self._chain[-1]
-        ids_R = torch.tensor([anchor, *self._masks], device=self.device)
-        loop_rows_TD, chain_2T, *kept = self.backbone(ids_R, context_CD, first_position, anchor_position, self._read)
+        ids_R = self._mask_ids.clone()
+        ids_R[0] = anchor
+        loop_rows_TD, chain_2T, *kept = self.backbone(ids_R, context_CD, first_position, anchor_position, self._finish)
         self._bank = torch.cat((self._bank, loop_rows_TD))
         segment = self.segment(anchor, chain_2T, *kept)
         self._chain += segment.chain
@@ -95,7 +96,7 @@ class BlockDrafter(ABC):
         tokens = [int(token) for token in chain]
         return TreeSegment(tokens, log_probs, grow=lambda budget: self.grow(budget, anchor, *kept))
 
-    def _read(self, raw_RD: Tensor, anchor_1: Tensor) -> tuple[Tensor, ...]:
+    def _finish(self, raw_RD: Tensor, anchor_1: Tensor) -> tuple[Tensor, ...]:
         """All that a stage leaves, of its rows before the final norm: loop rows, packed chain, rows, what grows."""
         raw_TD = raw_RD[self.network.config.first_draft_row :]
         rows_TD = self.network.norm(raw_TD)
