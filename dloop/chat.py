@@ -97,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ids = _prompt_ids(session, conversation, options)
         if plain_rate is None:
             with console.status("measuring the autoregressive rate"):
-                plain_rate = _plain_rate(session, ids)
+                # The first run pays for what a new shape needs.
+                plain_rate = max(_plain_rate(session, ids) for _ in range(2))
         conversation.append({"role": "assistant", "content": _answer(session, ids, console, plain_rate)})
 
 
@@ -118,10 +119,12 @@ def _session(options: Options) -> Session:
 
 def _asked(console: Console, conversation: list[dict[str, str]]) -> Iterator[str]:
     """Lines typed by a person until the end of the input."""
+    console.print("Ctrl-D ends, /new forgets the conversation", style="dim")
     while True:
         try:
             words = input("\n> ").strip()
         except EOFError:
+            console.print()
             return
         if words == "/new":
             conversation.clear()

@@ -4,6 +4,7 @@ Every stage describes its options as a frozen dataclass; `parse` turns the comma
 `UserError` into a message on stderr with exit code 2. Imports nothing heavy: `--help` must answer at once.
 """
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -38,7 +39,13 @@ CommaInts = Annotated[
 
 def parse(options: type[OptionsT], arguments: Sequence[str] | None = None) -> OptionsT:
     """The command line (or `arguments`) as an instance of the dataclass `options`; exits with 2 on a usage error."""
-    return tyro.cli(options, args=arguments, description=_description(options))
+    return tyro.cli(options, prog=_program(), args=arguments, description=_description(options))
+
+
+def _program() -> str | None:
+    """What a person types to run this, where it is a module: Python itself would show the file's path."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
 
 
 def _description(options: type) -> str:
@@ -47,12 +54,14 @@ def _description(options: type) -> str:
     commands = [dedent(block) for block in re.findall(r"(?m)(?:^    .*\n?)+", module)]
     examples = "\n".join(block.strip("\n") for block in commands if "python -m" in block or "torchrun" in block)
     # The help joins lines that no empty line parts.
-    examples = re.sub(r"\n(?=python|torchrun)", "\n\n", examples)
+    examples = re.sub(r"\n(?=(?:[A-Z_]+=\S* )*(?:python|torchrun))", "\n\n", examples)
     return f"{options.__doc__}\n\nExamples:\n\n{examples}" if examples else str(options.__doc__)
 
 
 def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError`, or a file that cannot be used, ends the process with a message and exit code 2."""
+    # Before torch is imported: its idle threads would spin, and on a busy machine keep the cores from those at work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         main()
     except UserError as error:

@@ -5,23 +5,25 @@ of a host on every target that has drafts for it. Knows nothing of Snakemake or 
 the schema; the rules ask it for the flags of a job. It lists the experiments of a configuration with
 
     python -m dloop.config config/config.yaml
+    python -m dloop.config config/config.yaml --json > experiments.json
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
 import yaml
 
-from dloop.cli import UserError, run
+from dloop.cli import UserError, parse, run
 from dloop.data.benchmarks import BENCHMARKS
 from dloop.prompts import HUB_IDS
 
@@ -383,12 +385,24 @@ def _flag_problems(host: str, place: str, flags: Mapping[str, Any]) -> Iterator[
         yield f"{place}: {', '.join(sorted(needs_tree))} has no effect without tree_budget"
 
 
+@dataclass(frozen=True)
+class Options:
+    """Show the experiments of a configuration file, one a line, as the workflow would run them."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """The configuration, as config/config.yaml."""
+    json: bool = False
+    """As the list that `python -m dloop.tables --experiments` reads."""
+
+
 def main() -> None:
-    """Print the experiments of a configuration file, one a line, as the workflow would run them."""
-    if len(sys.argv) != 2:
-        raise UserError("usage: python -m dloop.config FILE")
-    configuration = Configuration(read_file(Path(sys.argv[1])))
-    for row in configuration.experiments:
+    """Print the experiments, as text or for `dloop.tables`."""
+    options = parse(Options)
+    experiments = Configuration(read_file(options.file)).experiments
+    if options.json:
+        print(json.dumps([vars(row) for row in experiments]))
+        return
+    for row in experiments:
         print(f"{row.target:12} {row.host:8} {row.setting:18} {row.draft:10} {command_line(row.flags)}")
 
 

@@ -7,12 +7,14 @@ downloads; large files, which it keeps under their checksum, are read once more 
 """
 
 import hashlib
-import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from dloop.cli import UserError, run
+import tyro
+
+from dloop.cli import UserError, parse, run
 
 PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 """Weights, configuration and tokenizer; no code."""
@@ -78,15 +80,21 @@ def fetch_data(values: Any, names: list[str]) -> Iterator[str]:
         yield f"prompts: {len(rows)} rows of {hub_id}, revision {revision}"
 
 
+@dataclass(frozen=True)
+class Options:
+    """Download everything a configuration file names, into the hub's cache."""
+
+    configuration: Annotated[Path, tyro.conf.Positional]
+    """The configuration, as config/config.yaml."""
+
+
 def main() -> None:
     """Download everything a configuration file names."""
     import os
 
     from dloop.config import Configuration, read_file
 
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        raise UserError("usage: python -m dloop.fetch CONFIGURATION, for example config/config.yaml")
-    plan = Configuration(read_file(Path(sys.argv[1])))
+    plan = Configuration(read_file(parse(Options).configuration))
     os.environ.update(plan.hub_environment() | {"HF_HUB_OFFLINE": "0"})  # before the hub's library is imported
     for repository, revision in plan.repositories():
         folder = fetch_model(repository, revision)

@@ -19,7 +19,7 @@ def commands():
 
 
 def options(line):
-    words = shlex.split(line)
+    words = shlex.split(line.partition(" > ")[0])
     place = next(number for number, word in enumerate(words) if word.startswith("dloop."))
     if words[place] == "dloop.launch":
         parse(import_module("dloop.launch").Options, words[place + 1 : words.index("--")])
@@ -38,5 +38,7 @@ def test_the_module_understands(line):
 
 def test_every_stage_and_every_family_of_drafts_has_a_line():
     modules = [options(line)[0] for line in commands()]
-    assert {f"dloop.{stage}" for stage in ("prompts", "regenerate", "train", "benchmark", "tables")} == set(modules)
+    assert {f"dloop.{stage}" for stage in ("prompts", "regenerate", "train", "benchmark", "config", "tables")} == set(
+        modules
+    )
     assert modules.count("dloop.train") == 6

@@ -1,6 +1,7 @@
 """The configurations in the repository, what is refused in one, and the flags jobs get from it."""
 
 import copy
+import json
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import yaml
 
 from dloop.cli import UserError
 from dloop.config import Configuration, command_line, main
+from dloop.reporting.collect import read_rows
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "workflow/schemas/config.schema.yaml"
@@ -331,6 +333,14 @@ def test_the_command_lists_the_experiments(monkeypatch, capsys):
     assert len(lines) == 32
     assert lines[1].split()[:4] == ["qwen3-4b", "dflash", "dloop", "published"]
     assert lines[1].endswith("--draft-model naver-ai/DLoop-DFlash-Qwen3-4B --loop-gate -0.5")
+
+
+def test_the_command_writes_the_rows_that_tables_read(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["dloop.config", "config/config.yaml", "--json"])
+    main()
+    rows = read_rows(json.loads(capsys.readouterr().out))
+    assert len(rows) == 32
 
 
 def test_servers_are_given_or_launched_but_not_both(paper):

@@ -7,7 +7,6 @@ import sys
 import pytest
 import yaml
 
-from dloop.cli import UserError
 from dloop.config import Configuration
 from dloop.fetch import damaged
 from tests.data.hub_server import COMMIT, serve
@@ -100,9 +99,11 @@ def test_revisions_and_caches_reach_the_jobs(configuration, tmp_path):
     assert (start["draft_init_path"], start["draft_revision"]) == ("owner/released", COMMIT)
 
 
-def test_a_configuration_is_demanded(monkeypatch):
+def test_a_configuration_is_demanded(monkeypatch, capsys):
     from dloop import fetch
 
     monkeypatch.setattr(sys, "argv", ["fetch"])
-    with pytest.raises(UserError, match="usage"):
+    with pytest.raises(SystemExit) as stop:
         fetch.main()
+    assert stop.value.code == 2
+    assert "CONFIGURATION" in capsys.readouterr().err.upper()

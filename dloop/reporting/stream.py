@@ -97,7 +97,7 @@ class AnswerView:
         rate = self.tokens / self.seconds
         parts = [
             f"τ {self.tokens / self.rounds:.2f}",
-            f"{self.rounds} rounds, {self.extra_stages} additional stages",
+            f"{self.rounds} rounds, {self.extra_stages} additional stage{'s' * (self.extra_stages != 1)}",
             f"{rate:.0f} tokens/s",
         ]
         if self._plain_rate:

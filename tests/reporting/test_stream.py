@@ -50,7 +50,7 @@ def test_without_a_terminal_the_text_is_written_once(tokenizer):
     stream(shown, ids, [[2, 1], [len(ids) - 6]])
     lines = out.getvalue().splitlines()
     assert "\n".join(lines[:2]) == text
-    assert f"τ {(len(ids) - 1) / 2:.2f} · 2 rounds, 1 additional stages" in out.getvalue().replace("\n", " ")
+    assert f"τ {(len(ids) - 1) / 2:.2f} · 2 rounds, 1 additional stage ·" in out.getvalue().replace("\n", " ")
     assert "autoregressive 0:" in out.getvalue().replace("\n", " ")
 
 
