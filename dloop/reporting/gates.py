@@ -140,8 +140,8 @@ def frame(found: Sequence[Study]) -> pd.DataFrame:
     lines = []
     for study in found:
         for point in study.points:
-            measured = study.measured.get(point.threshold, (math.nan, math.nan))
-            numbers = {**vars(point), "measured_tau": measured[0], "measured_speedup": measured[1]}
+            measured_tau, measured_speedup = study.measured.get(point.threshold, (math.nan, math.nan))
+            numbers = {**vars(point), "measured_tau": measured_tau, "measured_speedup": measured_speedup}
             lines.append({"draft": study.title, "recorded_gate": study.recorded, **numbers})
     return pd.DataFrame(lines)
 
@@ -163,14 +163,15 @@ def _table(study: Study) -> Table:
     for head in ("gate", "τ", "extra stages", "speedup", "over closed", "measured τ", "measured speedup"):
         table.add_column(head, justify="right")
     for point in study.points:
-        measured = study.measured.get(point.threshold, (math.nan, math.nan))
+        measured_tau, measured_speedup = study.measured.get(point.threshold, (math.nan, math.nan))
         table.add_row(
             "closed" if point.threshold >= 0 else f"{point.threshold:g}",
             text.length(point.tau),
             text.length(point.extra_stages),
             text.ratio(point.speedup),
             text.gain(point.gain),
-            *(text.MISSING if math.isnan(value) else f"{value:.2f}" for value in measured),
+            text.length(measured_tau),
+            text.ratio(measured_speedup),
             style="bold" if point == study.best else "",
         )
     return table
