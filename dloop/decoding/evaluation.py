@@ -49,9 +49,9 @@ class Evaluator:
     thinking: bool = False
     histories: Mapping[tuple[int, int], str] | None = None
 
-    def warm_up(self, prompt: Prompt, runs: int) -> None:
-        """Decode a few tokens outside any measurement, once with an open gate so that loop shapes are warm too."""
-        limit = min(WARM_UP_TOKENS, self.settings.max_new_tokens)
+    def warm_up(self, prompt: Prompt, runs: int, tokens: int = WARM_UP_TOKENS) -> None:
+        """Decode `tokens` outside any measurement, once with an open gate so that loop shapes are warm too."""
+        limit = min(tokens, self.settings.max_new_tokens)
         settings = replace(self.settings, max_new_tokens=limit, stop_ids=frozenset())
         open_gate = Gate(-math.inf, self.settings.gate.max_extra_stages or WARM_UP_STAGES)
         loops = self.drafts and self.settings.gate.threshold < 0

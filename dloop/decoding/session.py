@@ -16,7 +16,7 @@ from transformers import set_seed
 
 from dloop.cli import UserError
 from dloop.data.benchmarks import Benchmark
-from dloop.decoding.evaluation import Answer, Evaluator
+from dloop.decoding.evaluation import WARM_UP_TOKENS, Answer, Evaluator
 from dloop.decoding.gate import Gate
 from dloop.decoding.loop import Settings, SilentDrafter
 from dloop.decoding.static_drafter import over_static_shapes
@@ -61,7 +61,9 @@ class Session:
         self.host = self._load_draft()
         self.tree = self._tree_options()
         self.evaluator = self._evaluator()
-        self.evaluator.warm_up(benchmarks[0].prompts[0], options.warmup_runs)
+        # Graphs are captured for lengths as they are met, so the longest is met before anything is measured.
+        tokens = options.max_new_tokens if options.runtime == "graphs" else WARM_UP_TOKENS
+        self.evaluator.warm_up(benchmarks[0].prompts[0], options.warmup_runs, tokens)
 
     def _load_draft(self) -> Host | None:
         source, revision = self.options.draft_model, self.options.draft_revision

@@ -21,8 +21,8 @@ from torch import Tensor
 from dloop.hosts.kv_cache import KVCache, Put
 from dloop.hosts.lean_layer import RotaryTable
 
-ROWS = (1, 8, 16, 32, 64, 128, 288)
-"""Row counts that are captured: a step, a block, loops behind it, trees up to 256 with a block's chain."""
+ROWS = (1, 8, 16, 24, 40, 80, 144, 288)
+"""Row counts that are captured: a step, a block, loops behind it, trees of 64, 128 and 256 with a root and a chain."""
 SMALLEST_SPAN = 512
 WARM_UPS = 3
 

@@ -241,3 +241,25 @@ def test_the_librarys_forward_is_refused(tmp_path):
     arguments = ["--model", "m", "--baseline", "--dataset", "gsm8k", "--output", str(tmp_path / "r.json")]
     with pytest.raises(UserError, match="add --target-runtime lean"):
         benchmark.main([*arguments, "--runtime", "graphs"])
+
+
+def test_the_command_warms_up_the_whole_length_and_answers_as_the_eager_one(golden, tmp_path, monkeypatch):
+    prompts, warmed = tmp_path / "ids.jsonl", []
+    prompts.write_text(json.dumps({"prompt_ids": [5, 6, 80]}) + "\n")
+
+    def watched(target, drafter, ids, settings, clock):
+        warmed.append(settings.max_new_tokens)
+        return generate(target, drafter, ids, settings, clock)
+
+    monkeypatch.setattr("dloop.decoding.evaluation.generate", watched)
+    folder, answers = golden / "dflash", []
+    for runtime in ("eager", "graphs"):
+        arguments = ["--model", folder / "target", "--draft-model", folder / "draft", "--dataset", prompts]
+        arguments += ["--max-new-tokens", 90, "--loop-gate", -0.5, "--tree-budget", 8, "--stop-token-ids", "none"]
+        arguments += ["--target-runtime", "lean", "--runtime", runtime, "--warmup-runs", 1, "--device", "cpu"]
+        benchmark.main([*map(str, arguments), "--output", str(tmp_path / f"{runtime}.json")])
+        result = json.loads((tmp_path / f"{runtime}.json").read_text())
+        assert result["config"]["runtime"] == runtime
+        answers.append((result["responses"][0]["output_ids"], result["responses"][0]["acceptance_lengths"]))
+    assert answers[0] == answers[1]
+    assert warmed == [64, 90, 90, 90]
