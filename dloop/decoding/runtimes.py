@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from dloop.decoding.lean_qwen3 import LeanQwen3
 from dloop.decoding.static_target import StaticQwen3
 from dloop.decoding.target_runtime import TargetRuntime
+from dloop.hosts.library_attention import share_keys
 from dloop.hosts.target_cache import PreallocatedCache, TargetCache
 from dloop.hosts.target_model import Taps, decoder
 
@@ -35,6 +36,9 @@ class LibraryRuntime(TargetRuntime):
     def __init__(self, model: PreTrainedModel, cache: TargetCache, taps: Sequence[str]) -> None:
         self._model, self._cache, self._taps = model, cache, Taps(model, taps)
         self._cache_name = _cache_name(model)
+        # Plain Qwen3 stays the library's in every respect: it is the reference of the lean runtime.
+        if model.config.get_text_config().model_type != "qwen3":
+            share_keys(model)
 
     def forward(self, ids_R: Tensor, positions_R: Tensor, mask: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
         output = self._model(
