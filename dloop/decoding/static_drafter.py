@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dloop.cli import UserError
-from dloop.decoding.static_shapes import ROWS, Outputs, Replay, StaticShapes, padded, scatter
+from dloop.decoding.static_shapes import ROWS, Replay, StaticShapes, padded, scatter
 from dloop.hosts.attention import group_bias, grouped_attention
-from dloop.hosts.block.cached import CachedBackbone, Read
+from dloop.hosts.block.cached import CachedBackbone, Outputs, Read
 from dloop.hosts.block.drafter import BlockDrafter
 from dloop.hosts.block.network import BlockBackbone
 from dloop.hosts.host import Drafter

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dloop.hosts.block.cached import Outputs
 from dloop.hosts.kv_cache import KVCache, Put
 from dloop.hosts.lean_layer import RotaryTable
 
@@ -25,8 +26,6 @@ ROWS = (1, 8, 16, 24, 40, 80, 144, 288)
 """Row counts that are captured: a step, a block, loops behind it, trees of 64, 128 and 256 with a root and a chain."""
 SMALLEST_SPAN = 512
 WARM_UPS = 3
-
-Outputs = tuple[Tensor, ...]
 
 
 class Replay:

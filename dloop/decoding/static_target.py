@@ -16,8 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dloop.decoding.lean_qwen3 import LeanQwen3
-from dloop.decoding.static_shapes import ROWS, Outputs, Replay, StaticShapes, padded, scatter
+from dloop.decoding.static_shapes import ROWS, Replay, StaticShapes, padded, scatter
 from dloop.hosts.attention import group_bias, grouped_attention
+from dloop.hosts.block.cached import Outputs
 from dloop.hosts.greedy import greedy_tokens
 from dloop.hosts.kv_cache import KVCache
 

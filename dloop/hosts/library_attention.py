@@ -36,7 +36,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """[1, Q, H, E] of queries [1, H, Q, E], keys and values [1, G, K, E] and a mask [1, 1, Q, K]."""
     group = queries.shape[1] // keys.shape[1]
-    if attention_mask is None or group == 1 or attention_mask.shape[:2] != (1, 1) or options.get("position_bias"):
+    one_mask = attention_mask is not None and attention_mask.shape[:2] == (1, 1) and len(queries) == 1
+    if attention_mask is None or not one_mask or group == 1 or options.get("position_bias") is not None:
         return sdpa_attention_forward(
             module, queries, keys, values, attention_mask, dropout=dropout, scaling=scaling, **options
         )

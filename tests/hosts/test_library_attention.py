@@ -30,6 +30,19 @@ def test_rows_equal_the_librarys(heads, groups, rows, scaling, masked):
     torch.testing.assert_close(ours, theirs)
 
 
+def test_what_it_does_not_cover_is_the_librarys():
+    torch.manual_seed(0)
+    queries = torch.randn(2, 4, 3, 8)
+    keys, values = torch.randn(2, 2, 2, 7, 8)
+    mask = torch.ones(1, 1, 3, 7, dtype=torch.bool).tril(4)
+    module = SimpleNamespace(num_key_value_groups=2, is_causal=True, training=False)
+    for batch, bias in ((2, None), (1, torch.randn(1, 4, 3, 7))):
+        arguments = (module, queries[:batch], keys[:batch], values[:batch], mask)
+        theirs, _ = sdpa_attention_forward(*arguments, position_bias=bias)
+        ours, _ = library_attention.attend(*arguments, position_bias=bias)
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("folder", ["mtp_gemma4/target", "mtp_qwen35/checkpoint"])
 @torch.inference_mode()
 def test_a_verification_copies_no_keys_and_says_the_same(golden, folder, monkeypatch):
